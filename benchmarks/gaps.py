@@ -6,12 +6,15 @@ before anybody looks for a gap, and it reads its answers as they come.
 
 from __future__ import annotations
 
+import itertools
 import select
+import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple, Self
 
 from benchmarks.child import Child
@@ -29,6 +32,10 @@ AWAY = 3_000_000
 """Milliseconds until somebody is back at a kept place: long after the load."""
 ORPHANED = 3
 """Seconds that holds have left once their connection broke off."""
+NEWER = 2.0
+"""Seconds for which newer runs ask for a lock."""
+LOOKED = 6.0
+"""Seconds in which a server has looked for deadlocks once."""
 AFTER = 1.0
 """Seconds in which a server does what nobody waits for. What it does later, it does in pieces."""
 
@@ -142,16 +149,68 @@ def break_off(sock: socket.socket) -> None:
 # The loads. Each returns the longest gap in milliseconds.
 
 
-def kept_places(crowd: Crowd, prober: Prober, number: int) -> float:
+def reserve(crowd: Crowd, number: int, fields: str = "") -> socket.socket:
+    """Reserve so many positions at a key that is held; return the connection that has done so.
+
+    Where `fields` has ``{}``, that is the number of the position.
+    """
     crowd.lock(b"hot")
     sock = crowd.connect()
-    keep = b"acquire\nhot\ntimeout=0 away=%d hold=100\n" % AWAY
     for start in range(0, number, BATCH):
-        batch = min(BATCH, number - start)
-        expect(b"timeout ", exchange(sock, keep * batch, batch), batch)
+        batch = range(start, min(start + BATCH, number))
+        requests = (
+            f"acquire\nhot\ntimeout=0 away={AWAY} hold=100{fields.format(each)}\n" for each in batch
+        )
+        replies = exchange(sock, "".join(requests).encode(), len(batch))
+        expect(b"timeout ", replies, len(batch))
+    return sock
+
+
+def kept_places(crowd: Crowd, prober: Prober, number: int) -> float:
+    sock = reserve(crowd, number)
     with prober.watching() as found:
         burst(sock, b"l\nhot\n0\n")
     return found[0]
+
+
+def newer_and_newer(connections: int, crowd: Crowd, prober: Prober, number: int) -> float:
+    """Let each of some connections ask all the time for a key with reserved positions, ever newer."""
+    reserve(crowd, number)
+    ages = itertools.count(2)  # as large as any may be: they count from the time, in nanoseconds
+    with selectors.DefaultSelector() as selector, prober.watching() as found:
+
+        def ask(sock: socket.socket) -> None:
+            age = next(ages)
+            sock.sendall(b"acquire\nhot\ntimeout=0 owner=%d attempt=0 age=%d\n" % (age, age))
+
+        for _ in range(connections):
+            sock = crowd.connect()
+            selector.register(sock, selectors.EVENT_READ)
+            ask(sock)
+        until, waiting = time.monotonic() + NEWER, connections
+        while waiting:
+            ready = selector.select(PATIENCE)
+            if not ready:
+                raise RuntimeError(f"{waiting} connections are not answered")
+            for key, _ in ready:
+                assert isinstance(key.fileobj, socket.socket)
+                if not key.fileobj.recv(256):
+                    raise RuntimeError("the server has closed a connection")
+                if time.monotonic() < until:
+                    ask(key.fileobj)
+                else:
+                    waiting -= 1
+    return found[0]
+
+
+def groups(crowd: Crowd, prober: Prober, number: int) -> float:
+    """Reserve positions in a group each, and leave; then look at them."""
+    reserve(crowd, number, " group=group-{}").close()
+    longest = prober.idle(LOOKED)
+    sock = crowd.connect()
+    with prober.watching() as found:
+        burst(sock, b"i\nhot\n_\n")
+    return max(longest, found[0])
 
 
 def stats(crowd: Crowd, prober: Prober, number: int) -> float:
@@ -216,6 +275,17 @@ GAPS = (
         kept_places,
         ("--max-waiters", "5"),
     ),
+    *(
+        Gap(
+            f"gap-newer-{each}",
+            f"{each} {'client asks' if each == 1 else 'clients ask'}, ever newer, for a key with "
+            "{:,} reserved positions",
+            100_000,
+            partial(newer_and_newer, each),
+        )
+        for each in (1, 60, 300)
+    ),
+    Gap("gap-groups", "deadlocks are looked for with {:,} groups of one key", 100_000, groups),
     Gap("gap-stats", "12 KB of stats with {:,} locks held", 1_000, stats),
     Gap("gap-inspect", "12 KB of inspections of a semaphore held {:,} times", 5_000, inspections),
     Gap("gap-pings", "{:,} pings in one piece", 80_000, pings),

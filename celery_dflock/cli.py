@@ -246,7 +246,7 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
         _print_json(rows)
         return
     for row in rows:
-        where = ", requeued" if row.get("away") else ""  # older servers do not say
+        where = ", requeued" if row["away"] else ""
         click.echo(
             f"{printable(row['key'])}  {row['place']}. {_name(row)}{_more(row)}  "
             f"for {row['waited_s']:.0f} s{where}"

@@ -64,7 +64,7 @@ def in_words(row: Found) -> str:
     slots = f", {row['holders']} of {row['limit']} slots taken" if row["limit"] != 1 else ""
     if row["limit"] == MAX_LIMIT:
         slots = f", {row['holders']} hold it"
-    group, newer = holder.get("group"), holder.get("superseded_by")  # older servers do not say
+    group, newer = holder["group"], holder.get("superseded_by")
     slots += f", in group {printable(group)}" if group else ""
     slots += f", superseded by {who(newer)}" if newer else ""
     since, left = duration(holder["held_s"]), duration(max(0.0, holder["lease_expires_in_s"]))
@@ -80,13 +80,13 @@ def _waits(row: Found) -> str:
         f"{who(waiter['label'])} waits for {printable(row['key'])}, {place}, "
         f"for {duration(waiter['waited_s'])}"
     ]
-    if waiter.get("group"):
+    if waiter["group"]:
         said.append(f"in group {printable(waiter['group'])}")
-    if waiter.get("away"):
+    if waiter["away"]:
         said.append("it is requeued and keeps its position")
-    if waiter.get("told"):
+    if waiter["told"]:
         said.append("it has been told that its turn has come")
-    rate = row.get("rate")  # older servers do not say
+    rate = row["rate"]
     if holder is None:
         said.append("nobody holds it yet")
     elif row["holders"] >= row["limit"] or not keeps_waiting(rate):

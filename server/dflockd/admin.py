@@ -236,7 +236,7 @@ def find(
 
     Raises:
         InvalidArgumentError: the text cannot be sent: too long, or not printable.
-        UnsupportedError: the server is too old.
+        UnsupportedError: the server knows no searches.
         DflockdError: as for `stats`.
     """
     return _ask(

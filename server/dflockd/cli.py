@@ -23,6 +23,7 @@ from dflockd.cluster import Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.cluster.member import SECRET_SIZE
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
+from dflockd.files import SecretFile, read_secret
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.server.log import BoundedLog
@@ -69,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingError as exc:
         print(f"dflockd: {exc}", file=sys.stderr)
         return 2
+    except Exception as exc:
+        print(f"dflockd: cannot start: {_in_one_line(exc)}", file=sys.stderr)
+        return 2
     logging.basicConfig(
         level=settings["log_level"],
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -76,7 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         serve = _serve if settings["cluster"] is None else _serve_shards
-        return runner.run(serve(settings))
+        try:
+            return runner.run(serve(settings))
+        except Exception as exc:
+            # A value or a file that nobody has thought of. Where it went wrong is for developers.
+            is_told = logger.isEnabledFor(logging.DEBUG)
+            logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
+            return 1
+
+
+def _in_one_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"
 
 
 def _command(arguments: Sequence[str]) -> int:
@@ -126,6 +140,8 @@ def _etcd(values: Mapping[str, Any] | Settings) -> EtcdStore:
         ImportError: the extra is not installed.
         SettingError: what TLS needs, or the password, cannot be read.
     """
+    # What it tells its log, errors say as well, in words for people.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from dflockd.shards.etcd import EtcdStore
 
     return EtcdStore(values["cluster"], tls=read_etcd_tls(values), user=read_etcd_user(values))
@@ -199,7 +215,7 @@ async def _serve_shards(settings: Settings) -> int:
     except (ImportError, SettingError) as exc:
         logger.error("--cluster: %s", exc)
         return 1
-    stopped = _begin(settings)
+    stopped = _begin(settings, store)
     node = Node(
         settings["advertise"],
         settings.limits(),
@@ -320,11 +336,11 @@ async def _first(ends: Sequence[asyncio.Event], work: asyncio.Task[None]) -> Non
         task.cancel()
 
 
-def _begin(settings: Settings) -> asyncio.Event:
+def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
     """Return what is set once the process is to stop."""
     stopped = asyncio.Event()
     _on_signals(stopped)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings, store)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return stopped
@@ -395,6 +411,7 @@ def _http(
         port=settings["http_port"],
         tls=settings.tls,
         max_connections=_share(settings).http,
+        certificates=settings.certificates(),
     )
     return HttpServer(server, options, journal=journal, cluster=cluster, door=door)
 
@@ -443,14 +460,27 @@ def _kept(state: StateDir | None) -> str:
     return text
 
 
-def _reload(settings: Settings) -> None:
-    """Read again what can change while the server runs: the certificates."""
+def _reload(settings: Settings, store: EtcdStore | None) -> None:
+    """Read again what can change while the server runs: every credential."""
+    done = []
     try:
-        reloaded = settings.reload_tls()
+        if settings.reload_tls():
+            done.append("certificates reloaded")
     except SettingError as exc:
         logger.error("SIGHUP: the certificates stay as they were: %s", exc)
-        return
-    logger.info("SIGHUP: %s", "certificates reloaded" if reloaded else "no TLS, nothing to reload")
+    if isinstance(settings.auth_secret, SecretFile):
+        try:
+            read_secret(settings.auth_secret.path)
+            done.append("the auth token is that of its file")
+        except ValueError as exc:
+            logger.error("SIGHUP: the auth token stays as it was: its file %s", exc)
+    if store is not None:
+        try:
+            store.renew()
+            done.append("etcd is asked anew, with the credentials of now")
+        except StoreError as exc:
+            logger.error("SIGHUP: the credentials for etcd stay as they were: %s", exc)
+    logger.info("SIGHUP: %s", "; ".join(done) or "nothing to reload")
 
 
 def _on_signals(stopped: asyncio.Event) -> None:

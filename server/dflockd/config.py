@@ -9,26 +9,28 @@ from __future__ import annotations
 import argparse
 import difflib
 import ipaddress
+import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dflockd.address import parse_server
 from dflockd.cluster.parameters import MAX_LEASE, SERVING_LEASE, ClusterParameters
-from dflockd.files import read_secret, refuse_irregular
+from dflockd.files import SecretFile, read_secret, refuse_irregular
 from dflockd.server import ServerOptions, TlsContext
-from dflockd.server.tls import not_after
+from dflockd.shards.credentials import EtcdTls, EtcdUser
 from dflockd.shards.keys import SERVERS_PREFIX, Keys
 from dflockd.shards.liveness import is_name
-from dflockd.shards.tls import EtcdTls
-from dflockd.shards.user import EtcdUser
 from dflockd.table import Limits
 from dflockd.wire import MAX_SECONDS, MAX_SECRET
 
 PREFIX = "DFLOCKD_"
+
+logger = logging.getLogger("dflockd")
 
 
 class SettingError(ValueError):
@@ -436,7 +438,7 @@ class Settings:
     """The settings of one server, checked each by itself and against each other."""
 
     values: Mapping[str, Any] = field(repr=False)
-    auth_secret: bytes | None = field(repr=False)
+    auth_secret: bytes | SecretFile | None = field(repr=False)
     tls: TlsContext | None
     warnings: tuple[str, ...]
 
@@ -483,6 +485,11 @@ class Settings:
         assert new is not None
         self.tls.current = new
         return True
+
+    def certificates(self) -> dict[str, str]:
+        """Return the files with certificates, by the names of their settings."""
+        names = ("tls_cert", "tls_client_ca", "cluster_cert", "cluster_ca")
+        return {name.replace("_", "-"): self[name] for name in names if self[name] is not None}
 
     def server_options(self) -> ServerOptions:
         """What the server needs to know."""
@@ -547,6 +554,8 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
             "set --auth-token-file, or --http-host 127.0.0.1"
         )
     tls = _tls(values)
+    if tls is not None:
+        tls.renew = partial(_renew, tls, values, [_stamp(values)])
     if secret is not None and tls is None:
         warnings += _clear_text(values)
     return Settings(values, secret, tls, tuple(warnings))
@@ -623,6 +632,8 @@ def load_token(flags: argparse.Namespace, environ: Mapping[str, str]) -> str | N
     """
     flags = argparse.Namespace(auth_token=None, auth_token_file=flags.auth_token_file)
     secret = _secret({s.name: _value(s, flags, environ) for s in SETTINGS if s.name in vars(flags)})
+    if isinstance(secret, SecretFile):
+        secret = secret.latest
     return secret.decode(errors="surrogateescape") if secret is not None else None
 
 
@@ -642,15 +653,10 @@ def read_etcd_tls(values: Mapping[str, Any] | Settings) -> EtcdTls | None:
             f"--{missing.replace('_', '-')} is not set: TLS with etcd needs --cluster-ca, and "
             "--cluster-cert and --cluster-key both or neither"
         )
-    contents: list[Any] = []
+    tls = EtcdTls(ca, cert, key)
     for name, path in zip(names, paths, strict=True):
-        try:
-            refuse_irregular(path)
-            contents.append(Path(path).read_bytes() if path is not None else None)
-        except OSError as exc:
-            flag = "--" + name.replace("_", "-")
-            raise SettingError(f"{flag}: {path!r} cannot be read: {exc.strerror}") from None
-    return EtcdTls(*contents)
+        _check_file(name, path)
+    return tls
 
 
 def read_etcd_user(values: Mapping[str, Any] | Settings) -> EtcdUser | None:
@@ -665,7 +671,23 @@ def read_etcd_user(values: Mapping[str, Any] | Settings) -> EtcdUser | None:
     if name is None or path is None:
         missing = "--cluster-user" if name is None else "--cluster-password-file"
         raise SettingError(f"{missing} is not set: a user of etcd has a name and a password")
-    return EtcdUser(name, _one_line("--cluster-password-file", path))
+    _one_line("--cluster-password-file", path)
+    return EtcdUser(name, path)
+
+
+def _check_file(name: str, path: str | None) -> None:
+    """Refuse the file of a setting if it cannot be read.
+
+    Raises:
+        SettingError: it cannot.
+    """
+    try:
+        refuse_irregular(path)
+        if path is not None:
+            Path(path).read_bytes()
+    except OSError as exc:
+        flag = "--" + name.replace("_", "-")
+        raise SettingError(f"{flag}: {path!r} cannot be read: {exc.strerror}") from None
 
 
 def _one_line(flag: str, path: str) -> str:
@@ -750,17 +772,19 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-def _secret(values: Mapping[str, Any]) -> bytes | None:
+def _secret(values: Mapping[str, Any]) -> bytes | SecretFile | None:
     token, path = values["auth_token"], values["auth_token_file"]
     if token is not None and path is not None:
         raise SettingError("--auth-token and --auth-token-file are both set: set one of them")
     if path is not None:
-        token = _one_line("--auth-token-file", path)
-    if token is None:
+        _one_line("--auth-token-file", path)
+        secret: bytes | SecretFile = SecretFile(path)
+    elif token is not None:
+        # A variable may hold bytes that are no text; clients can send them.
+        secret = token.encode(errors="surrogateescape")
+    else:
         return None
-    # A variable may hold bytes that are no text; clients can send them.
-    secret: bytes = token.encode(errors="surrogateescape")
-    if len(secret) > MAX_SECRET:
+    if len(secret if isinstance(secret, bytes) else secret.latest) > MAX_SECRET:
         raise SettingError(f"--auth-token: over {MAX_SECRET} bytes long, clients cannot send it")
     return secret
 
@@ -779,7 +803,6 @@ def _tls(values: Mapping[str, Any]) -> TlsContext | None:
         context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as exc:
         raise SettingError(f"--tls-cert {cert!r}, --tls-key {key!r} do not load: {exc}") from None
-    context.expires_at = not_after(cert)
     if client_ca is not None:
         try:
             refuse_irregular(client_ca)
@@ -788,6 +811,28 @@ def _tls(values: Mapping[str, Any]) -> TlsContext | None:
             raise SettingError(f"--tls-client-ca: {client_ca!r} does not load: {exc}") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _renew(tls: TlsContext, values: Mapping[str, Any], seen: list[object]) -> None:
+    """Load the certificates if their files have changed since they were last looked at."""
+    stamp = _stamp(values)
+    if stamp == seen[0]:
+        return
+    seen[0] = stamp
+    try:
+        tls.current = _tls(values) or tls
+    except SettingError as exc:  # one of two has been exchanged, perhaps
+        logger.error("the certificates stay as they were: %s", exc)
+
+
+def _stamp(values: Mapping[str, Any]) -> object:
+    """Return what changes with the files of the certificates."""
+    paths = [values[name] for name in ("tls_cert", "tls_key", "tls_client_ca")]
+    try:
+        found = [Path(path).stat() for path in paths if path is not None]
+    except OSError:
+        return None
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found]
 
 
 def _is_loopback(host: str) -> bool:

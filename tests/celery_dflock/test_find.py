@@ -126,9 +126,11 @@ def test_positions(number: int, word: str) -> None:
 
 
 def row_of(**changes: Any) -> dict[str, Any]:
-    waiter = {"label": "t[1] h pid 1", "owner": "", "waited_s": 12.3, "away": False, "told": False}
-    holder = {"label": "t[2] h2 pid 2", "held_s": 40.0, "lease_expires_in_s": 20.0}
+    waiter = {"label": "t[1] h pid 1", "owner": "", "group": "", "waited_s": 12.3}
+    waiter |= {"away": False, "told": False}
+    holder = {"label": "t[2] h2 pid 2", "group": "", "held_s": 40.0, "lease_expires_in_s": 20.0}
     row = {"key": "k", "space": "lock", "limit": 1, "holders": 1, "waiters": 5, "position": 3}
+    row |= {"rate": None}
     return {**row, "holder": holder, "waiter": waiter, "pace_s": 10.0, **changes}
 
 

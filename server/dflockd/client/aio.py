@@ -230,7 +230,7 @@ class DistributedLock(LockBase):
         """Return a number that is larger than all that the server gave for this key before.
 
         Raises:
-            UnsupportedError: the server is too old.
+            UnsupportedError: the server knows no ages.
             RemoteError: the server could not be asked.
         """
         return await _run(self._session.draw_age())
@@ -253,7 +253,7 @@ class DistributedLock(LockBase):
         """Return the holders and waiters of the key.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old to answer.
+            RemoteError: the server could not be asked, or does not know this.
         """
         return await _run(self._inspecting())
 
@@ -261,7 +261,7 @@ class DistributedLock(LockBase):
         """End the hold with this fence, without its token. Return ``False`` if it has ended already.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old for this.
+            RemoteError: the server could not be asked, or does not know this.
         """
         return await _run(self._evicting(fence))
 

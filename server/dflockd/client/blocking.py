@@ -271,7 +271,7 @@ class DistributedLock(LockBase):
         It is for the ``owner`` of a lock of this key: see `listen`.
 
         Raises:
-            UnsupportedError: the server is too old.
+            UnsupportedError: the server knows no ages.
             RemoteError: the server could not be asked.
         """
         return _run(self._session.draw_age())
@@ -295,7 +295,7 @@ class DistributedLock(LockBase):
             ``waited_s`` in seconds, beside ``key`` and ``limit``.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old to answer.
+            RemoteError: the server could not be asked, or does not know this.
         """
         return _run(self._inspecting())
 
@@ -306,7 +306,7 @@ class DistributedLock(LockBase):
         Use this only if you know that the holder is stuck.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old for this.
+            RemoteError: the server could not be asked, or does not know this.
         """
         return _run(self._evicting(fence))
 

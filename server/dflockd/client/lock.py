@@ -316,7 +316,7 @@ class LockBase:
     def ticket(self) -> str | None:
         """The ticket of a position that `wait` has reserved; give it to `enqueue` to take it up again.
 
-        ``None`` if there is no such position, or the server is too old for reservations.
+        ``None`` if there is no such position, or the server keeps none.
         """
         return self._session.ticket
 

@@ -890,6 +890,13 @@ _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
     Status.DRAINING: (errors.DrainingError, "the server is shutting down"),
 }
 
+_WHY = {
+    b"": "grants nothing at the moment",
+    b"cut off": "is cut off from etcd, and grants and renews nothing",
+    b"closed": "is about to end, because etcd was wiped or restored from a backup",
+}
+"""What to say of the status of a server."""
+
 
 def refused(reply: object, target: Target) -> errors.RefusedError:
     """Return the error for a reply that is not what was hoped for."""
@@ -899,7 +906,8 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
     elif isinstance(reply, Recovering):
         retry_s = reply.milliseconds / 1000
         return errors.RecoveringError(
-            f"{_about(target)}: the server grants nothing at the moment: try again in {retry_s:g} s",
+            f"{_about(target)}: the server {_WHY.get(reply.status, _WHY[b''])}: try again in "
+            f"{retry_s:g} s",
             retry_s=retry_s,
             key=target.name or None,
             server=target.server,

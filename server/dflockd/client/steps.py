@@ -80,7 +80,7 @@ class Open(NamedTuple):
     """... and whether exactly then. Otherwise a process that was stopped for long gets a moment
     more."""
     made: Callable[[Link], object] | None = None
-    """Is told of the link before its server has said hello: from then on it can be interrupted."""
+    """Gets the link before its server has said hello: from then on it can be interrupted."""
 
 
 class Talk(Generic[R]):

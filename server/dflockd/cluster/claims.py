@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.leftovers import Leftovers
+from dflockd.cluster.incoming import Incoming, Leftovers
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
 from dflockd.cluster.transactions import Kind, Transaction, take
-from dflockd.cluster.view import FLOOR_MARGIN, HANDED_OVER, MAX_EPOCH, NODES, SHARDS
+from dflockd.cluster.view import FLOOR_MARGIN, MAX_EPOCH, NODES, SHARDS
 from dflockd.shards import Get, Outcome, Record, RevisionIs, ShardRecord, ValueIs
 from dflockd.shards.store import Compare, Operation
 from dflockd.table import Snapshot
@@ -28,12 +28,14 @@ class Claims:
     Attributes:
         queue: shards to claim, first come, first served.
         unconfirmed: those to confirm.
+        incoming: what is to be read before a claim.
         leftovers: what was handed over and has been taken in.
     """
 
     def __init__(self, tenures: Tenures, leases: ServingLeases, wall: Callable[[], int]) -> None:
         self.queue: dict[int, None] = {}
         self.unconfirmed: dict[int, None] = {}
+        self.incoming = Incoming(tenures)
         self.leftovers = Leftovers()
         self._tenures = tenures
         self._view = tenures.view
@@ -43,6 +45,11 @@ class Claims:
         self._has_told = False
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         """Shards that wait for their former servers, and the revisions of their claims."""
+
+    def come(self, shard: int) -> None:
+        """Have a shard claimed, once all that is handed over with it can be here."""
+        if not _was_handed_over(self._view.records[shard]) or self.incoming.is_whole(shard):
+            self.queue[shard] = None
 
     def due(self, condition: ValueIs, now: float) -> Transaction | None:
         """Return the transaction that takes some shards over, if there is one left to be claimed."""
@@ -62,13 +69,13 @@ class Claims:
             claimed = record._replace(current=self._tenures.address).with_epoch(epoch)
             known = self._leases.claimed(shard, record.epoch, now)
             former = unanswered.former if unanswered is not None else record
-            claimed = claimed.with_clean(None).with_kept(None)
+            claimed = claimed.with_clean(None).with_parts(0)
             claimed = claimed.with_recovers(self._recovers(former))
             revision = view.revisions[shard]
             tenures.append(Tenure(shard, epoch, former, known, claimed, revision))
             compares.append(self._tenures.unchanged(shard))
             if _was_handed_over(former):
-                operations.append(Get(view.key(HANDED_OVER, shard)))
+                operations.append(Get(view.handed_over(shard, 0)))
             operations.append(self._tenures.put(shard, claimed))
         if not tenures:
             return None
@@ -108,13 +115,14 @@ class Claims:
         """Serve a shard whose claim has been carried out."""
         shard, former = tenure.shard, tenure.former
         tenure.stage, fence = Stage.SERVING, tenure.epoch << EPOCH_SHIFT
-        key = self._view.key(HANDED_OVER, shard)
-        handed_over = outcome.records.get(key)
-        if handed_over is not None:
-            self.leftovers.add(key, handed_over)
+        key = self._view.handed_over(shard, 0)
+        parts = [outcome.records.get(key), *self.incoming.take(shard, former.epoch)]
+        for number, part in enumerate(parts):
+            if part is not None:
+                self.leftovers.add(self._view.handed_over(shard, number), part)
         if opens_at_once(former):
             try:
-                snapshot = self._handed_over(handed_over, former, now)
+                snapshot = self._handed_over(parts, former, now)
             except snapshots.BadSnapshotError as exc:
                 logger.error("%s: %s", key, exc)
             else:
@@ -182,15 +190,16 @@ class Claims:
         return [RevisionIs(self._view.key(NODES, node), 0) for node in others]
 
     def _handed_over(
-        self, record: Record | None, former: ShardRecord, now: float
+        self, parts: Sequence[Record | None], former: ShardRecord, now: float
     ) -> Snapshot | None:
-        if record is not None:
-            return snapshots.load(record.value, former.epoch, now)
-        if former.kept is not None and former.kept == former.epoch:
+        if not former.parts:
+            return None
+        if None in parts:
             raise snapshots.BadSnapshotError(
                 "it was deleted: the holders of locks in this shard must renew them"
             )
-        return None
+        data = b"".join(part.value for part in parts if part is not None)
+        return snapshots.load(data, former.epoch, now)
 
 
 def opens_at_once(record: ShardRecord) -> bool:

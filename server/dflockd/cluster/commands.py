@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from dflockd.errors import InvalidArgumentError, RemoteError
@@ -24,7 +24,7 @@ from dflockd.shards import (
     get_shard_id,
 )
 from dflockd.shards.conditions import Condition, condition_of, count_conditions
-from dflockd.shards.keys import Keys
+from dflockd.shards.keys import SERVERS_MARK, Keys
 from dflockd.shards.liveness import Roster
 from dflockd.wire import key_problem
 
@@ -100,19 +100,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", metavar="URL", help="etcd://host:2379[,...] [DFLOCKD_CLUSTER]")
-    parser.add_argument(
-        "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
-    )
     for name, metavar, text in (
+        ("", "URL", "etcd://host:2379[,...]"),
+        ("prefix", "TEXT", "prefix of its keys"),
         ("ca", "FILE", "certificate authorities of etcd (PEM)"),
         ("cert", "FILE", "client certificate for etcd (PEM)"),
         ("key", "FILE", "private key of that certificate (PEM)"),
         ("user", "NAME", "user name for an etcd with users"),
         ("password-file", "FILE", "file that contains the user's password in one line"),
     ):
-        variable = f"DFLOCKD_CLUSTER_{name.upper().replace('-', '_')}"
-        parser.add_argument(f"--cluster-{name}", metavar=metavar, help=f"{text} [{variable}]")
+        flag = f"--cluster-{name}".rstrip("-")
+        variable = f"DFLOCKD{flag[1:].upper().replace('-', '_')}"
+        parser.add_argument(flag, metavar=metavar, help=f"{text} [{variable}]")
 
 
 async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
@@ -122,8 +121,9 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
         CommandError: it was not done, or not all of it.
     """
     try:
-        await _check_founded(store, prefix)
-        await parsed.command(Cluster(store, "dflockd-cluster-command", prefix=prefix), parsed)
+        parsed.closed = await _check_founded(store, prefix)
+        cluster = Cluster(store, "dflockd-cluster-command", prefix=prefix, mark=SERVERS_MARK)
+        await parsed.command(cluster, parsed)
     except ShardConflictError as exc:
         raise CommandError(
             f"{len(exc.shards)} shards were changed by somebody else meanwhile: run it again"
@@ -134,13 +134,16 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
         await store.close()
 
 
-async def _check_founded(store: Store, prefix: str) -> None:
-    meta = Keys(prefix).meta
-    if not (await store.txn([], [Get(meta)])).records:
+async def _check_founded(store: Store, prefix: str) -> str:
+    """Return who says that etcd was wiped or restored, if somebody does."""
+    meta, closed = Keys(prefix).meta, Keys(prefix).closed
+    found = (await store.txn([], [Get(meta), Get(closed)])).records
+    if meta not in found:
         raise CommandError(
             f"--cluster-prefix {prefix}: there is no cluster, for {meta} is not in etcd: no server "
             "was started with that prefix, or --cluster is another etcd"
         )
+    return found[closed].value.decode(errors="replace") if closed in found else ""
 
 
 async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
@@ -151,6 +154,11 @@ async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
         return
     for line in (*_table(mapping, roster, now), *_summary(mapping, roster, now)):
         print(line)
+    if parsed.closed:
+        print(
+            f"etcd was wiped, or restored from a backup, says {parsed.closed}: servers that were there "
+            "before end, and others open no shard yet of which nothing is known"
+        )
 
 
 def _table(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]:
@@ -193,7 +201,7 @@ def _summary(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]
     if not roster.nodes:
         yield "no server is alive: locks are neither granted nor renewed"
     for name in sorted(roster.strangers):
-        yield f"the entry of {name} has no lease, so that no server has written it: delete it"
+        yield f"the entry of {name} was not written by a server, and is ignored: delete it"
 
 
 def _document(mapping: ShardMapping, roster: Roster, now: float) -> Mapping[str, object]:
@@ -222,12 +230,14 @@ async def _rebalance(cluster: Cluster, parsed: argparse.Namespace) -> None:
     started = time.monotonic()
     if not await cluster.get_candidates():
         raise CommandError("no server is alive that shards could be moved to")
+    await _refuse_recovering(cluster, range(NUM_SHARDS))
     moved = await cluster.rebalance_shard_mapping(threshold=parsed.threshold)
     await _moved(cluster, moved, started)
 
 
 async def _move(cluster: Cluster, parsed: argparse.Namespace) -> None:
     started = time.monotonic()
+    await _refuse_recovering(cluster, parsed.shards)
     moved = await cluster.move_shards(parsed.shards, parsed.to)
     await _moved(cluster, moved, started)
 
@@ -248,14 +258,27 @@ async def _pin(cluster: Cluster, parsed: argparse.Namespace) -> None:
     print(f"{len(mapping.unsaved)} shards {parsed.name}ned{left}")
 
 
+async def _refuse_recovering(cluster: Cluster, shards: Iterable[int]) -> None:
+    """Refuse to move what cannot be handed over."""
+    mapping, now = await cluster.mapper.load_shard_mapping(), time.time()
+    if recovering := {shard for shard in shards if mapping[shard].recovers > now}:
+        left = max(mapping[shard].recovers for shard in recovering) - now
+        raise CommandError(
+            f"{len(recovering)} of these shards recover for up to {math.ceil(left)} s, the first of "
+            f"them {min(recovering)}: moved before that, their next server would wait for holders anew"
+        )
+
+
 async def _moved(cluster: Cluster, moved: int, started: float) -> None:
-    """Wait until every shard is where it should be."""
+    """Wait until every shard is where it should be, and say how they got there."""
     while time.monotonic() < started + MOVE_TIMEOUT:
         nodes = set(await cluster.get_nodes())
         mapping = await cluster.mapper.load_shard_mapping()
         left = sum(r.current != r.target and r.target in nodes for r in mapping.records)
         if not left:
-            print(f"{moved} shards moved in {time.monotonic() - started:.1f} s")
+            recovering = sum(record.recovers > time.time() for record in mapping.records)
+            note = f"; {recovering} recover: they were not handed over" if recovering else ""
+            print(f"{moved} shards moved in {time.monotonic() - started:.1f} s{note}")
             return
         await asyncio.sleep(POLL)
     raise CommandError(

@@ -13,10 +13,11 @@ import logging
 import random
 import secrets
 import ssl
-from pathlib import Path
 from typing import NamedTuple
 
 from dflockd.address import Address
+from dflockd.files import certificates
+from dflockd.shards.errors import network_problem
 from dflockd.table import Identity
 from dflockd.wire import Identify, UnexpectedReplyError, encode_request, parse_report
 from dflockd.wire.messages import Report
@@ -115,10 +116,8 @@ class FrontDoor:
             self.problem = f"no answer within {TIMEOUT:g} s"
         except NotReachedError as exc:
             self.problem = str(exc)
-        except ssl.SSLError as exc:
-            self.problem = f"TLS fails: {exc.reason or exc}"
         except OSError as exc:
-            self.problem = _what(exc)
+            self.problem = network_problem(exc)
         except UnicodeError:
             self.problem = "its name cannot be resolved"
         else:
@@ -174,7 +173,7 @@ class FrontDoor:
         # The server asks for a certificate that it does not have itself. What it shows is not secret,
         # but a server with that certificate has its key.
         shown = writer.get_extra_info("ssl_object").getpeercert(True)
-        if shown != await asyncio.to_thread(_certificate, self._tls.cert):
+        if [shown] != (await asyncio.to_thread(certificates, self._tls.cert))[:1]:
             raise NotReachedError("another certificate than that of --tls-cert is shown there")
         return None
 
@@ -188,23 +187,3 @@ def _context(tls: Tls) -> ssl.SSLContext:
         with contextlib.suppress(OSError):
             context.load_cert_chain(tls.cert, tls.key, password="")
     return context
-
-
-def _certificate(path: str) -> bytes | None:
-    """Return the first certificate of a file."""
-    try:
-        text = Path(path).read_text()
-        end = "-----END CERTIFICATE-----"
-        text = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
-        return ssl.PEM_cert_to_DER_cert(text)
-    except (OSError, ValueError):
-        return None
-
-
-def _what(exc: OSError) -> str:
-    """Say in a few words what came of a connection."""
-    if isinstance(exc, ConnectionRefusedError):
-        return "the connection is refused"
-    if isinstance(exc, ConnectionResetError):
-        return "the connection is reset"
-    return exc.strerror or str(exc)

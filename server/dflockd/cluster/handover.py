@@ -1,14 +1,15 @@
-"""How shards go from a server: frozen, then written down with their locks for the next one."""
+"""How shards go from a server: frozen, then written down with their locks for the next one.
+
+What does not fit into one transaction is written in parts, and the record with the last of them: until
+then the shard is this server's. Each transaction finds the record unchanged, so a part that comes late,
+of a hand-over that was given up, is not written.
+"""
 
 from __future__ import annotations
 
-import logging
-
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
 from dflockd.cluster.transactions import BATCH, Kind, Transaction, take
-from dflockd.cluster.view import HANDED_OVER
 from dflockd.shards import Delete, Put, ValueIs
 from dflockd.shards.store import Compare, Operation
 
@@ -19,10 +20,9 @@ wait for long."""
 HAND_OVER_TIMEOUT = 0.5
 """Seconds for which a shard that was handed over is waited for to be taken."""
 
-MAX_SNAPSHOT = 1_000_000
-"""Bytes that are handed over in one transaction: etcd takes 1.5 MiB."""
-
-logger = logging.getLogger("dflockd.cluster")
+PART = 400_000
+"""Bytes that are handed over in one transaction: etcd takes 1.5 MiB. Each has to arrive within the
+time of one answer, even if the way to etcd is slow."""
 
 
 class HandOver:
@@ -34,14 +34,13 @@ class HandOver:
         leaving: whether all are given away, and a silent server is not waited for again.
     """
 
-    def __init__(self, tenures: Tenures, parameters: ClusterParameters) -> None:
+    def __init__(self, tenures: Tenures) -> None:
         self.queue: dict[int, None] = {}
         self.foreign: dict[int, None] = {}
         self.leaving = False
         self._tenures = tenures
         self._view = tenures.view
         self._table = tenures.table
-        self._parameters = parameters
         self._handed: dict[int, float] = {}
         """When shards were handed over that nobody has taken yet, oldest first."""
         self._silent: set[str] = set()
@@ -91,20 +90,21 @@ class HandOver:
             tenure = self._tenures[shard]
             if tenure.stage is Stage.SERVING:
                 self._freeze(tenure, now)
-            size += len(tenure.snapshot)
-            if size > MAX_SNAPSHOT and tenures:
+            part = tenure.parts[tenure.unwritten] if tenure.parts else b""
+            size += len(part)
+            if tenures and (size > PART or tenure.unwritten):
                 self.queue[shard] = None  # too much for one transaction: it is the next one's
                 break
-            record = self._view.records[shard]._replace(current="")
-            tenure.record = record.with_clean(tenure.epoch if tenure.clean else None).with_kept(
-                tenure.epoch if tenure.snapshot else None
-            )
             tenure.compared = self._view.revisions[shard]
             tenure.under_way = True
             tenures.append(tenure)
             compares.append(self._tenures.unchanged(shard))
-            key = self._view.key(HANDED_OVER, shard)
-            operations.append(Put(key, tenure.snapshot) if tenure.snapshot else Delete(key))
+            key = self._view.handed_over(shard, tenure.unwritten)
+            operations.append(Put(key, part) if part else Delete(key))
+            if tenure.unwritten:
+                break  # the record says that all parts are there, so it goes with the last one
+            record = self._view.records[shard]._replace(current="").with_parts(len(tenure.parts))
+            tenure.record = record.with_clean(tenure.epoch if tenure.clean else None)
             operations.append(self._tenures.put(shard, tenure.record))
         return Transaction(Kind.RELEASE, now, compares, operations, tenures)
 
@@ -136,7 +136,7 @@ class HandOver:
         operations: list[Operation] = []
         shards = list(take(self.foreign))
         for shard in shards:
-            record = self._view.records[shard]._replace(current="").with_clean(None).with_kept(None)
+            record = self._view.records[shard]._replace(current="").with_clean(None).with_parts(0)
             compares.append(self._tenures.unchanged(shard))
             operations.append(self._tenures.put(shard, record))
         return Transaction(Kind.CLEAR, now, compares, operations, shards=shards)
@@ -147,13 +147,8 @@ class HandOver:
         recovers_until = self._table.partitions[shard].recovers_until
         tenure.clean = recovers_until is None or now >= recovers_until
         snapshot = self._table.freeze(shard, now)
-        tenure.snapshot = b""
+        tenure.parts = ()
         if tenure.clean and not snapshot.is_empty:
-            tenure.snapshot = snapshots.dump(snapshot, tenure.epoch, now)
-            if len(tenure.snapshot) > MAX_SNAPSHOT:
-                logger.warning(
-                    "shard %d has too many locks to hand them over: its next server waits %g s "
-                    "for their holders",
-                    *(shard, self._parameters.grace),
-                )
-                tenure.clean, tenure.snapshot = False, b""
+            data = snapshots.dump(snapshot, tenure.epoch, now)
+            tenure.parts = [data[at : at + PART] for at in range(0, len(data), PART)]
+        tenure.unwritten = max(0, len(tenure.parts) - 1)

@@ -41,6 +41,9 @@ CLOSING_PAUSE = 3.0
 MEASURE_PAUSE = 30.0
 """Seconds, about, from one look at how full the store is to the next."""
 
+END_TIMEOUT = 1.0
+"""Seconds, at most, in which the store takes note that this server ends; half of it to be closed."""
+
 SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 
 logger = logging.getLogger("dflockd.cluster")
@@ -126,10 +129,6 @@ class Member:
         self._spawn(self._measure())
         self._step()
 
-    def is_serving(self) -> bool:
-        """Whether locks are granted: whether the store has answered lately."""
-        return self.node.may_serve(time.monotonic())
-
     async def stop(self, timeout: float | None) -> bool:
         """Hand every shard over and leave the cluster; return whether all were handed over in time.
 
@@ -152,11 +151,15 @@ class Member:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if node.membership.lease:
-            # Without this the others would find out once it has ended.
-            with contextlib.suppress(StoreError):
-                await self._store.revoke_lease(node.membership.lease)
-        await self._store.close()
+        end = min(END_TIMEOUT, math.inf if timeout is None else timeout / 6)
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(end):
+                if node.membership.lease and node.membership.in_touch:
+                    # Without this the others would find out once it has ended.
+                    await self._store.revoke_lease(node.membership.lease)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(end / 2):
+                await self._store.close()
         return has_left
 
     # Inputs of the node.
@@ -311,7 +314,7 @@ class Member:
 
     def _tell(self) -> None:
         """Say so when locks are not granted any more, and when they are again."""
-        lapsed = not self.is_serving()
+        lapsed = not self.node.may_serve(time.monotonic())
         if self.node.leases.over_at is not None:
             self._lapsed = True  # which has been said
         if lapsed and not self._lapsed:

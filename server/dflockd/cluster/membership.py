@@ -12,7 +12,8 @@ from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.cluster.view import LEAVING, NODES, View
-from dflockd.shards import Outcome, Put, RevisionIs, ValueIs
+from dflockd.shards import Get, Outcome, Put, RevisionIs, ValueIs
+from dflockd.shards.keys import SERVERS_MARK
 from dflockd.shards.store import NO_LEASE
 
 logger = logging.getLogger("dflockd.cluster")
@@ -29,7 +30,7 @@ class News(Enum):
     GONE = "gone"
     """The others take this server for dead."""
     REPLACED = "replaced"
-    """The store has another cluster, or none: it was wiped."""
+    """The store has another cluster, or none, or what it had before: it was wiped or restored."""
 
 
 class Membership:
@@ -40,6 +41,7 @@ class Membership:
         lease: of the store, by which the entry lives; 0 while there is none.
         wants_lease: whether it has to `enlist`, for it never did or was taken for dead.
         joined: whether the entry was found in this life.
+        reason: by what it is known that the store was replaced.
     """
 
     def __init__(
@@ -55,10 +57,17 @@ class Membership:
         self.lease = 0
         self.wants_lease = True
         self.joined = False
+        self.reason = ""
+        self._beaten_at = 0
+        """The revision of the last sign of life that is known to be in the store."""
         self._address = address
         self._parameters = parameters
         self._leases = leases
         self._cluster = ValueIs(view.secret, secret)
+        self._gets = Get(self.key), Get(view.closed)
+        self._came_late = False
+        """Whether this process is none of those from before that the store was said to be replaced."""
+        self._has_lived = False
         self._leaving = view.key(LEAVING, address)
         self._is_there = False
         self._is_taken = False
@@ -86,7 +95,8 @@ class Membership:
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
         """Begin a life: by a name that was never used, and with a new lease of the store."""
-        self.condition = ValueIs(self.key, incarnation.encode())
+        self.condition = ValueIs(self.key, f"{SERVERS_MARK}{incarnation}".encode())
+        self._beaten_at = 0
         self.lease = lease
         self.wants_lease = False
         self._next_beat = now
@@ -118,13 +128,15 @@ class Membership:
         if self.joined or self._is_there:
             # A lease that is kept alive would not do: an etcd member that was cut off has been known
             # to confirm that (etcd-io/etcd, issue 15247).
-            return Transaction(Kind.HEARTBEAT, now, [self.condition, self._cluster], [put])
-        return Transaction(Kind.ENLIST, now, [RevisionIs(self.key, 0), self._cluster], [put])
+            kind, mine = Kind.HEARTBEAT, self.condition
+            return Transaction(kind, now, [mine, self._cluster], [*self._gets, put])
+        absent = RevisionIs(self.key, 0)
+        return Transaction(Kind.ENLIST, now, [absent, self._cluster], [*self._gets, put])
 
     def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> News:
         """Take in how a sign of life ended; without an outcome nobody knows."""
         self._beating = False
-        put = transaction.operations[0]
+        put = transaction.operations[-1]
         assert isinstance(put, Put)
         if put.lease != self.lease:
             return News.NOTHING  # of an earlier life
@@ -133,13 +145,24 @@ class Membership:
             self._next_beat = self._backoff.failed(transaction.made, now, left)
             return News.NOTHING
         self._backoff.worked()
+        there = outcome.records.get(self.key)
+        if there is not None and there.value == put.value and there.revision < self._beaten_at:
+            self.reason = f"{self.key} is older than it was"
+            return News.REPLACED
         if outcome.succeeded:
+            self._beaten_at = outcome.revision
+            closed = outcome.records.get(self._gets[1].key)
+            self._came_late = closed is not None and (self._came_late or not self._has_lived)
+            self._has_lived = True
+            if closed is not None and not self._came_late:
+                self.reason = f"{closed.value.decode(errors='replace')} says so"
+                return News.REPLACED
             return self._alive(transaction)
         if outcome.revision:  # else only the lease is known to have ended
             founded = outcome.records.get(self._cluster.key)
             if founded is None or founded.value != self._cluster.value:
+                self.reason = f"{self._cluster.key} is not the one that it was"
                 return News.REPLACED
-        there = outcome.records.get(self.key)
         if transaction.kind is Kind.HEARTBEAT or there is None:
             return News.GONE  # the lease has ended before
         if (there.value, there.lease) == (put.value, put.lease):
@@ -149,10 +172,11 @@ class Membership:
             self._next_beat = now
         else:
             # An earlier process's, until its lease ends; or somebody else advertises this address.
-            if there.lease == NO_LEASE and not self._is_taken:
+            is_servers = there.lease != NO_LEASE and there.value.startswith(SERVERS_MARK.encode())
+            if not (is_servers or self._is_taken):
                 logger.error(
-                    "%s was not written by a server: it has no lease and would stay forever, and "
-                    "this server cannot join; delete it: etcdctl del %s",
+                    "%s was not written by a server, and this server cannot join while it is there; "
+                    "delete it: etcdctl del %s",
                     *(self.key, self.key),
                 )
             elif not self._is_taken:

@@ -39,10 +39,12 @@ from dflockd.shards import (
     Outcome,
     Put,
     Record,
+    RevisionIs,
     ShardRecord,
     format_shard_value,
     get_shard_id,
 )
+from dflockd.shards.conditions import count_conditions
 from dflockd.shards.keys import FLOORS
 from dflockd.shards.store import Operation, Size
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
@@ -52,7 +54,7 @@ MAX_TRANSACTIONS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
 
-QUEUED = (Kind.CONFIRM, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
+QUEUED = (Kind.CONFIRM, Kind.READ, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
 """What the transactions are for that are made from each of a node's queues."""
 
 LEAVE_TIMEOUT = 3.0
@@ -111,6 +113,7 @@ class Node:
     ) -> None:
         self.address = address
         self.parameters = parameters
+        self._wall = wall
         self._issuer = TokenIssuer(secret, 0)
         self.table = ShardTable(limits, self._issuer, self, stretch=parameters.stretch)
         self.view = View(prefix, parameters.num_shards)
@@ -118,7 +121,7 @@ class Node:
         self.membership = Membership(address, secret, self.view, parameters, self.leases)
         self._tenures = Tenures(address, self.view, self.table)
         self.claims = Claims(self._tenures, self.leases, wall)
-        self.handover = HandOver(self._tenures, parameters)
+        self.handover = HandOver(self._tenures)
         self.leader = Leader(self.view, address, balances=balances)
         self.leaving = False
         self.trouble = ""
@@ -132,6 +135,7 @@ class Node:
         # What remains to do; a shard is in one of them at most.
         self._queues = (
             self.claims.unconfirmed,
+            self.claims.incoming.queue,
             self.claims.queue,
             self.handover.queue,
             self.handover.foreign,
@@ -199,6 +203,8 @@ class Node:
             self._under_way -= 1
             if transaction.kind is Kind.ASSIGN:
                 self.leader.answered(outcome.succeeded if outcome else None, now)
+            elif transaction.kind is Kind.READ:
+                self.claims.incoming.answered(transaction, outcome)
             if outcome is not None and outcome.succeeded:
                 self._succeeded(transaction, outcome, now)
                 worked = True
@@ -330,6 +336,12 @@ class Node:
                 found[shard] = self.view.revisions[shard]
         return found
 
+    def conditions(self) -> dict[str, int]:
+        """Return how it stands with all shards of the cluster: how many are in which condition."""
+        now = self._wall() / 1e9
+        counts = count_conditions(self.view.records, self.view.nodes, now)
+        return {condition.value: number for condition, number in counts.items()}
+
     # What the table asks; see `dflockd.table.Directory`.
 
     def shard_of(self, key: bytes) -> int:
@@ -351,7 +363,7 @@ class Node:
         if news is News.GONE:
             self._gone()
         elif news is News.REPLACED:
-            self.replaced(f"{self.view.secret} is not the one that it was", now)
+            self.replaced(self.membership.reason, now)
         elif news is not News.NOTHING:
             self._sends_away = True
             self._tenures.effects.extend(self.table.serve_until(self.leases.until, now))
@@ -467,7 +479,7 @@ class Node:
                     self.handover.queue[shard] = None
         if tenure is None and shard not in self.view.unreadable:
             if self._is_to_come(record):
-                self.claims.queue[shard] = None
+                self.claims.come(shard)
             elif record.current == self.address != record.target:
                 self.handover.foreign[shard] = None
 
@@ -520,6 +532,8 @@ class Node:
             transaction = handover.clear(condition, now)
             self._later(transaction.shards, now)  # not again before this one has ended
             self._send_about_shards(transaction)
+        while claims.incoming.queue and self._may_send(Kind.READ, now):
+            self._send_about_shards(claims.incoming.due(now))
         while claims.queue and self._may_send(Kind.CLAIM, now):
             self._send_about_shards(claims.due(condition, now))
         while handover.queue and self._may_send(Kind.RELEASE, now) and handover.may_go_on(now):
@@ -539,6 +553,10 @@ class Node:
                     self.claims.confirmed(tenure, now)
                 self._look_at(shard, now)
                 continue
+            if tenure.unwritten and transaction.kind is Kind.RELEASE:
+                tenure.unwritten -= 1
+                self._look_at(shard, now)
+                continue
             put = Record(format_shard_value(tenure.record).encode(), outcome.revision)
             if self.view.see_shard(shard, put, outcome.revision):
                 self.leases.claimed(shard, self.view.epochs[shard], now)
@@ -550,8 +568,10 @@ class Node:
             self._look_at(shard, now)
         if not transaction.tenures:
             for put_ in transaction.operations:
-                assert isinstance(put_, Put)
-                self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
+                if isinstance(put_, Put):
+                    self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
+            for shard in transaction.shards:
+                self._look_at(shard, now)
 
     def _failed(self, transaction: Transaction, outcome: Outcome | None, now: float) -> bool:
         """Look at it as it is now. Something was not as expected, or nobody knows what was done.
@@ -572,6 +592,9 @@ class Node:
             for compare in transaction.compares:
                 record = outcome.records.get(compare.key)
                 revision = record.revision if record is not None else outcome.revision
+                if isinstance(compare, RevisionIs) and record and revision < compare.revision:
+                    self.replaced(f"{compare.key} is older than it was", now)
+                    return True
                 if compare is not mine:
                     self._hear(compare.key, now)
                 has_learned |= self._see(compare.key, record, revision, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -41,9 +41,11 @@ class Tenure:
     under_way: bool = True
     """Whether a transaction is under way."""
     clean: bool = False
-    """Whether `snapshot` is all that the next server needs."""
-    snapshot: bytes = b""
-    """What is handed over; empty for nothing."""
+    """Whether `parts` are all that the next server needs."""
+    parts: Sequence[bytes] = ()
+    """What is handed over, each as much as a transaction takes."""
+    unwritten: int = 0
+    """How many of them must be written before the one that goes with the record."""
 
 
 class Tenures:

@@ -23,6 +23,7 @@ class Kind(Enum):
     HEARTBEAT = "heartbeat"
     ANNOUNCE = "announce"
     CONFIRM = "confirm"
+    READ = "read"
     CLAIM = "claim"
     RELEASE = "release"
     CLEAR = "clear"

@@ -15,7 +15,7 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
-from dflockd.shards.keys import FLOORS, FOLDERS, Keys
+from dflockd.shards.keys import FLOORS, FOLDERS, SERVERS_MARK, Keys
 from dflockd.shards.liveness import Roster, is_name
 from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
@@ -63,7 +63,7 @@ class View:
         self.epochs = [0] * num_shards
         self.revisions = [0] * num_shards
         self.unreadable: set[int] = set()
-        self.roster = Roster()
+        self.roster = Roster(SERVERS_MARK)
         self.nodes = self.roster.nodes
         self.floor = 0
         self._lost_at = 0
@@ -75,13 +75,17 @@ class View:
         """Whether that has all that is known."""
         self._next_report = -math.inf
 
+    def handed_over(self, shard: int, part: int) -> str:
+        """Return the key of a part of what is handed over with a shard."""
+        return self.key(HANDED_OVER, f"{shard}/{part}" if part else shard)
+
     def see(self, key: str, record: Record | None, revision: int) -> int | str | None:
         """Take in what a key was at a revision; return the shard or folder if that is news."""
         folder, _, name = key.removeprefix(self.prefix).partition("/")
-        if folder == SHARDS and name.isascii() and name.isdigit() and len(name) < 10:
-            shard = int(name)
-            is_one = shard < len(self.records) and str(shard) == name
-            return shard if is_one and self.see_shard(shard, record, revision) else None
+        if folder == SHARDS:
+            shard = self._keys.shard(name, len(self.records))
+            is_news = shard is not None and self.see_shard(shard, record, revision)
+            return shard if is_news else None
         if folder == FLOORS and record is not None and record.value.isdigit():
             self.floor = max(self.floor, min(int(record.value[:9]), MAX_EPOCH - FLOOR_MARGIN))
         if folder not in (NODES, LEAVING) or not is_name(name):
@@ -96,8 +100,7 @@ class View:
         self._is_reported = False
         if name in self.roster.strangers:
             logger.warning(
-                "%s was not written by a server: it has no lease and would stay forever; "
-                "delete it: etcdctl del %s",
+                "%s was not written by a server, and is ignored; delete it: etcdctl del %s",
                 *(key, key),
             )
         return folder
@@ -211,7 +214,7 @@ class View:
 def _parse(value: bytes) -> tuple[ShardRecord, int]:
     """Return a record and its epoch. Thousands of shards have one value, and change it at a time."""
     record = parse_shard_value(value)
-    epoch = record.epoch
-    if max(epoch, record.clean or 0, record.kept or 0) > MAX_EPOCH:
+    epoch, _ = record.epoch, record.parts
+    if max(epoch, record.clean or 0) > MAX_EPOCH:
         raise BadShardValueError(f"epoch {epoch} is over {MAX_EPOCH}")
     return record, epoch

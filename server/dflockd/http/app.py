@@ -6,8 +6,8 @@ import contextlib
 import ssl
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -16,13 +16,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dflockd import __version__, compiled
 from dflockd.http import view
+from dflockd.http.desk import BusyError, Desk
 from dflockd.http.faults import QuietLogger, logger
 from dflockd.http.gate import GateHouse
 from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
 from dflockd.http.head import MAX_HEAD
 from dflockd.http.health import Cluster, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
-from dflockd.http.pace import BusyError, Desk, Pace
+from dflockd.ranking import SORTS
 from dflockd.server import Listener, Server, SparingLog, listen
 from dflockd.storage import Journal
 from dflockd.table import Entry
@@ -50,6 +51,8 @@ class HttpOptions:
     tls: ssl.SSLContext | None = None
     max_connections: int = 100
     """Idle ones make room for others, so that this bounds nothing but open files."""
+    certificates: Mapping[str, str] = field(default_factory=dict)
+    """Files with certificates, by names of settings: until when they are good is a metric."""
 
 
 class HttpServer:
@@ -85,17 +88,26 @@ class HttpServer:
             OSError: the address cannot be bound; nothing is listening then.
         """
         self._started = time.monotonic()
-        loop, secret = self._server.loop, self._server.options.auth_secret
+        loop, secret_size = self._server.loop, self._server.options.secret_size
         self._lag = LoopLag(loop)
-        self._pace = Pace(loop)
         self._searches = Desk(MAX_SEARCHES)
         self._log = SparingLog(loop, logger)
         self._exposition = Exposition(
-            ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster),
-            self._pace,
+            ServerCollector(
+                self._server,
+                self._probes,
+                self._lag,
+                self._journal,
+                self._cluster,
+                self._options.certificates,
+            ),
+            self._server.slices,
         )
         app = web.Application(
-            middlewares=[self._accompany, guard(secret, self._options.host, self._log)]
+            middlewares=[
+                self._accompany,
+                guard(self._server.options.secret, self._options.host, self._log),
+            ]
         )
         app.on_response_prepare.append(add_headers)
         app.add_routes(self._routes())
@@ -107,7 +119,7 @@ class HttpServer:
             handler_cancellation=True,
             # The gates have looked at these, and see to it that connections end.
             max_line_size=2 * MAX_HEAD,
-            max_field_size=MAX_HEAD + len(secret or b"") * 4 // 3,
+            max_field_size=MAX_HEAD + secret_size * 4 // 3,
             shutdown_timeout=1,
         )
         await self._runner.setup()
@@ -117,7 +129,7 @@ class HttpServer:
             self._runner.server,
             HEADERS,
             most=self._options.max_connections,
-            secret=len(secret or b""),
+            secret=secret_size,
         )
         self._listener: Listener | None = None
         try:
@@ -146,7 +158,6 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
-        self._pace.stop()
 
     @web.middleware
     async def _accompany(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -210,7 +221,11 @@ class HttpServer:
 
     async def _readiness(self, _request: web.Request) -> web.Response:
         ready, checks = look(self._probes)
-        body = {"ready": ready, "checks": [check._asdict() for check in checks]}
+        body = {
+            "ready": ready,
+            "status": self._server.table.status(time.monotonic()),
+            "checks": [check._asdict() for check in checks],
+        }
         return web.json_response(body, status=200 if ready else 503)
 
     # Numbers.
@@ -224,8 +239,7 @@ class HttpServer:
         server, table = self._server, self._server.table
         counts = table.counts
         cluster = self._cluster
-        if cluster is not None:
-            await self._pace.turn()  # it has thousands of shards to count
+        shards = None if cluster is None else await server.slices.seen(_counted(cluster))
         ready, checks = look(self._probes)
         return web.json_response(
             {
@@ -234,6 +248,7 @@ class HttpServer:
                 "uptime_s": round(time.monotonic() - self._started, 3),
                 "addresses": server.addresses,
                 "ready": ready,
+                "status": table.status(time.monotonic()),
                 "checks": [check._asdict() for check in checks],
                 "keys": len(table),
                 "max_keys": table.limits.max_locks,
@@ -241,8 +256,8 @@ class HttpServer:
                 "waiters": counts.waiting,
                 "connections": len(server.sessions),
                 "blocking": {
-                    "chain": server.blocking.longest,
-                    "circles": server.blocking.circles,
+                    "chain": server.deadlocks.longest,
+                    "circles": server.deadlocks.circles,
                 },
                 "totals": {
                     "grants": counts.granted,
@@ -255,7 +270,7 @@ class HttpServer:
                     "unknown_renewals": counts.unknown,
                 },
                 "can_release": server.options.auth_secret is not None,
-                "cluster": cluster and {"address": cluster.address, "shards": cluster.counts()},
+                "cluster": cluster and {"address": cluster.address, "shards": shards},
             }
         )
 
@@ -275,14 +290,15 @@ class HttpServer:
         except ValueError as exc:
             return _refused(400, f"limit or offset: {exc}")
         sort = query.get("sort", "waiters")
-        if sort not in view.SORTS:
-            return _refused(400, f"sort: not one of {', '.join(view.SORTS)}")
-        table, pace = self._server.table, self._pace
+        if sort not in SORTS:
+            return _refused(400, f"sort: not one of {', '.join(SORTS)}")
+        table, slices = self._server.table, self._server.slices
         async with self._searches:
             text, most = query.get("search", ""), offset + limit
             notes = query.get("all", "") in ("1", "true")
-            found, matched, left_out = await view.search(table, text, sort, most, pace, notes=notes)
-            rows = await view.rows(found[offset:], time.monotonic(), pace)
+            search = view.search(table, text, sort, most, notes=notes)
+            found, matched, left_out = await slices.seen(search)
+            rows = await slices.seen(view.rows(found[offset:], time.monotonic()))
         numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
         return _json(f'{{{numbers}, "locks": {rows}}}')
 
@@ -293,7 +309,8 @@ class HttpServer:
             return _refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
         rate = self._server.table.rate_of(space, key)
-        return _json(await view.detail(space, key, entry, rate, time.monotonic(), self._pace))
+        detail = view.detail(space, key, entry, rate, time.monotonic())
+        return _json(await self._server.slices.seen(detail))
 
     async def _release(self, request: web.Request) -> web.Response:
         if self._server.options.auth_secret is None:
@@ -329,6 +346,12 @@ def _named(request: web.Request) -> tuple[Space, bytes]:
             content_type="application/json",
         )
     return space, key.encode(errors="replace")
+
+
+def _counted(cluster: Cluster) -> Generator[None, None, Mapping[str, int]]:
+    """Return how many shards there are: to count thousands is a step of its own."""
+    yield
+    return cluster.counts()
 
 
 def _number(text: str, lowest: int, highest: int) -> int:

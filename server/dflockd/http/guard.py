@@ -59,12 +59,12 @@ async def add_headers(_request: web.Request, response: web.StreamResponse) -> No
 
 
 def guard(
-    secret: bytes | None, host: str, log: SparingLog
+    secret_now: Callable[[], bytes | None], host: str, log: SparingLog
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Return the middleware that lets requests through, or not.
 
     Args:
-        secret: what a request must show, as a bearer token or as a password. Without one, anyone
+        secret_now: what a request must show, as a bearer token or as a password. Without one, anyone
             who reaches the port may look; but no browser may be led here by a name that somebody
             else has pointed to this address (DNS rebinding).
         host: the name that the server was given for its address.
@@ -75,7 +75,7 @@ def guard(
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in OPEN:
             return await handler(request)
-        peer = request.remote or "somebody"
+        peer, secret = request.remote or "somebody", secret_now()
         if secret is None:
             if not _is_own_name(_asked_name(request), host):
                 raise web.HTTPMisdirectedRequest(

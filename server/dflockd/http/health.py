@@ -45,9 +45,6 @@ class Cluster(Protocol):
     def leaving(self) -> bool:
         """Whether it hands its shards over, to stop."""
 
-    def may_serve(self, now: float) -> bool:
-        """Whether the store has answered lately, so that locks are granted."""
-
     @property
     def trouble(self) -> str:
         """Why no lock is granted, as far as it is known."""
@@ -61,6 +58,9 @@ class Cluster(Protocol):
 
     def unserved(self) -> Mapping[int, int]:
         """Return the shards assigned to it that no server serves, and their revisions."""
+
+    def conditions(self) -> Mapping[str, int]:
+        """Return how it stands with all shards of the cluster: how many are in which condition."""
 
     def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
@@ -84,7 +84,7 @@ def probes_of(server: Server, cluster: Cluster | None, door: Door | None = None)
     if cluster is not None:
         shards = ShardProbe(cluster)
         probes += [
-            lambda: _store_answers(cluster),
+            lambda: _store_answers(server, cluster),
             lambda: _joined(cluster),
             lambda: shards.look(time.monotonic()),
         ]
@@ -179,8 +179,8 @@ def _found(door: Door) -> Check:
     return Check("advertised", not door.problem, reason, False)
 
 
-def _store_answers(cluster: Cluster) -> Check:
-    ok = cluster.may_serve(time.monotonic())
+def _store_answers(server: Server, cluster: Cluster) -> Check:
+    ok = server.table.status(time.monotonic()) not in ("cut off", "closed")
     reason = "the store answers"
     if not ok:
         reason = f"{cluster.trouble or 'no answer from the store'}: no lock is granted or renewed"

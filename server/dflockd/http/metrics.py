@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 
 from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
+from dflockd.files import not_after
 from dflockd.http.health import Cluster, Probe, look
-from dflockd.http.pace import Pace
-from dflockd.server import Server, TlsContext
+from dflockd.server import Server, Slices
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
 
@@ -35,6 +35,9 @@ LAG_INTERVAL = 0.25
 PROCESS_INTERVAL = 1.0
 """Seconds from one look at the process to the next: its thread and the event loop get in each
 other's way."""
+
+STATUSES = ("serving", "recovering", "cut off", "closed")
+"""See `LockTable.status`."""
 
 LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 """Bounds for that lag, in seconds."""
@@ -61,7 +64,7 @@ class LoopLag:
         self._timer.cancel()
 
 
-class ServerCollector(Collector):
+class ServerCollector:
     """The metrics of one server; several can live in one process, each with its own registry."""
 
     def __init__(
@@ -71,19 +74,17 @@ class ServerCollector(Collector):
         lag: LoopLag,
         journal: Journal | None,
         cluster: Cluster | None,
+        certificates: Mapping[str, str],
     ) -> None:
         self._server = server
         self._probes = probes
         self._lag = lag
         self._journal = journal
         self._cluster = cluster
-
-    def describe(self) -> Iterable[Metric]:
-        """Say nothing: to register a collector is no reason to collect."""
-        return ()
+        self._certificates = certificates
 
     def collect(self) -> Iterator[Metric]:
-        """Read every metric as it is now."""
+        """Read the metrics, each when it is asked for."""
         yield from self._state()
         yield from self._grants()
         yield from self._rates()
@@ -114,29 +115,36 @@ class ServerCollector(Collector):
         )
         yield _gauge("dflockd_holds", "Slots that are taken.", table.counts.holding)
         yield _gauge("dflockd_waiters", "Positions in a queue.", table.counts.waiting)
-        blocking = self._server.blocking
+        deadlocks = self._server.deadlocks
         yield _gauge(
             "dflockd_blocking_chain",
             "Longest chain of waits: 2 where a holder waits for another lock.",
-            blocking.longest,
+            deadlocks.longest,
         )
         yield _gauge(
             "dflockd_waiting_groups",
             "Groups that somebody waits in, of keys where groups take turns, as of the last look.",
-            blocking.groups,
+            deadlocks.groups,
         )
         yield _gauge(
             "dflockd_blocking_circles",
             "Deadlocks: circles of holders that wait for one another.",
-            blocking.number,
+            deadlocks.number,
         )
         yield _gauge(
             "dflockd_oldest_wait_seconds",
             "Longest current wait, as of the last look.",
-            blocking.oldest(time.monotonic()),
+            deadlocks.oldest(time.monotonic()),
         )
         ready, checks = look(self._probes)
-        yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
+        yield _gauge("dflockd_ready", "1 while /readyz says so.", int(ready))
+        status = GaugeMetricFamily(
+            "dflockd_status", "1 for the status that the server has.", labels=["status"]
+        )
+        now = self._server.table.status(time.monotonic())
+        for word in STATUSES:
+            status.add_metric([word], int(word == now))
+        yield status
         family = GaugeMetricFamily(
             "dflockd_check", "1 while this condition of /readyz holds.", labels=["check"]
         )
@@ -249,18 +257,23 @@ class ServerCollector(Collector):
         yield _counter(
             "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
         )
-        tls = server.options.tls
-        if isinstance(tls, TlsContext):
-            yield _gauge(
-                "dflockd_tls_certificate_expiry_timestamp_seconds",
-                "Time at which the certificate of --tls-cert expires, in Unix time.",
-                tls.current.expires_at,
-            )
+        if self._certificates:
+            yield self._expiry()
         yield _histogram(
             "dflockd_event_loop_lag_seconds",
             "How late the event loop runs what is due.",
             self._lag.seen,
         )
+
+    def _expiry(self) -> Metric:
+        expiry = GaugeMetricFamily(
+            "dflockd_certificate_expiry_timestamp_seconds",
+            "Time at which a certificate in the file of this setting expires first, in Unix time.",
+            labels=["setting"],
+        )
+        for setting, path in self._certificates.items():
+            expiry.add_metric([setting], not_after(path))
+        return expiry
 
     def _disk(self, journal: Journal) -> Iterator[Metric]:
         size = journal.segments * SEGMENT
@@ -285,6 +298,14 @@ class ServerCollector(Collector):
         for stage in Stage:
             family.add_metric([stage.value], counts.get(stage.value, 0))
         yield family
+        conditions = GaugeMetricFamily(
+            "dflockd_cluster_shards",
+            "Shards of the whole cluster, by their conditions, as this server knows.",
+            labels=["condition"],
+        )
+        for condition, number in cluster.conditions().items():
+            conditions.add_metric([condition], number)
+        yield conditions
         yield _gauge(
             "dflockd_shards_unserved",
             "Shards assigned to this server that no server serves.",
@@ -316,10 +337,9 @@ class Exposition:
     Requests that come while an answer is being made get the same one.
     """
 
-    def __init__(self, collector: Collector, pace: Pace) -> None:
-        self._pace = pace
-        self._server = CollectorRegistry()
-        self._server.register(collector)
+    def __init__(self, collector: ServerCollector, slices: Slices) -> None:
+        self._slices = slices
+        self._collector = collector
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
@@ -339,8 +359,29 @@ class Exposition:
             # Open files are counted one by one, which takes milliseconds with thousands of clients.
             self._of_process = await asyncio.to_thread(generate_latest, self._process)
             self._of_process_until = time.monotonic() + PROCESS_INTERVAL
-        await self._pace.turn()
-        return generate_latest(self._server) + self._of_process
+        return await self._slices.seen(self._of_server()) + self._of_process
+
+    def _of_server(self) -> Generator[None, None, bytes]:
+        texts = []
+        for metric in self._collector.collect():
+            registry = CollectorRegistry()
+            registry.register(_One(metric))
+            texts.append(generate_latest(registry))
+            yield
+        return b"".join(texts)
+
+
+class _One(Collector):
+    """A metric that has been read."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

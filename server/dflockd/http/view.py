@@ -1,51 +1,40 @@
 """What is shown of the table: which keys, who holds them and who waits, as plain data and as JSON.
 
-The table belongs to the event loop, and so does the time that it takes to look through it: a search
-goes over a hundred thousand keys in turns, a long answer is put together in turns, and between them
-the server does its work.
+The table belongs to the event loop, and so does the time that it takes to look through it. So what can
+be long is a generator: a search of a hundred thousand keys, a long answer. Between two of its steps the
+server does its work (`dflockd.server.slices`).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from dflockd.http.pace import Pace
+from dflockd.ranking import SORTS, Rank, Ranked
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.table.finding import Match, Walk, as_wanted
 from dflockd.table.rates import Rate
 from dflockd.wire import Space
 
 STEP = 16
-"""Keys, holders or waiters from one look at the clock to the next: less than a tenth of a turn."""
+"""Keys, holders or waiters of one step."""
 
 MAX_LISTED = 1000
 """Holders or waiters that are listed of one key."""
 
 Json: TypeAlias = dict[str, Any]
 
-Rank: TypeAlias = tuple[Any, ...]
-
-SORTS: dict[str, Callable[[Entry], Rank]] = {
-    "waiters": lambda entry: (-len(entry.waiters or ()), _since(entry), entry.key, entry.space),
-    "wait": lambda entry: (_waited_since(entry), entry.key, entry.space),
-    "age": lambda entry: (_since(entry), entry.key, entry.space),
-    "key": lambda entry: (entry.key, entry.space),
-}
-"""In what order keys can be listed: the longest queue or wait, the oldest holder, or by name."""
-
 SPACES = {"lock": Space.LOCK, "semaphore": Space.SEMAPHORE}
 
 _rank = itemgetter(0)
 
 
-class Listed(NamedTuple):
+class Found(NamedTuple):
     """A key that was found, and who there has the text in the label: the first of so many."""
 
     entry: Entry
@@ -53,9 +42,9 @@ class Listed(NamedTuple):
     matches: int
 
 
-async def search(
-    table: LockTable, text: str, sort: str, most: int, pace: Pace, *, notes: bool = False
-) -> tuple[list[Listed], int, int]:
+def search(
+    table: LockTable, text: str, sort: str, most: int, *, notes: bool = False
+) -> Generator[None, None, tuple[list[Found], int, int]]:
     """Find keys that have a text in themselves or in the label of a holder or waiter.
 
     Args:
@@ -63,29 +52,25 @@ async def search(
         text: what; upper and lower case of ASCII letters are the same.
         sort: one of `SORTS`.
         most: how many are returned.
-        pace: when it may work.
         notes: whether keys of notes are wanted too; see `dflockd.wire.notes`.
 
     Returns:
         The first of them, how many there are, and how many notes were left out. Some may have ended
         since they were found.
     """
-    rank = SORTS[sort]
-    best: list[tuple[Rank, Listed]] = []
+    rank, now = SORTS[sort], time.monotonic()
+    best: list[tuple[Rank, Found]] = []
     found = 0
-    until = await pace.turn()
     walk = Walk(table.each_partition(), as_wanted(text), people=False, notes=notes)
-    last: Listed | None = None
+    last: Found | None = None
 
-    def add(listed: Listed) -> None:
-        ranked = rank(listed.entry)
+    def add(listed: Found) -> None:
+        ranked = rank(_ranked(listed.entry, now))
         if len(best) < most or ranked < best[-1][0]:
             insort(best, (ranked, listed), key=_rank)
             del best[most:]
 
     while not walk.is_done:
-        if time.monotonic() > until:
-            until = await pace.turn()
         for match in walk.step():
             if last is not None and match.entry is last.entry:
                 last = last._replace(matches=last.matches + 1)
@@ -93,20 +78,21 @@ async def search(
             if last is not None:
                 add(last)
             found += 1
-            last = Listed(match.entry, match, 1)
+            last = Found(match.entry, match, 1)
+        yield
     if last is not None:
         add(last)
     return [listed for _, listed in best], found, walk.left_out
 
 
-async def rows(found: Iterable[Listed], now: float, pace: Pace) -> str:
+def rows(found: Iterable[Found], now: float) -> Generator[None, None, str]:
     """Return the JSON of a list of keys, in a few words each; times in seconds."""
-    return await _listed((_row(each, now) for each in found if _is_there(each.entry)), pace)
+    return _listed(_row(each, now) for each in found if _is_there(each.entry))
 
 
-async def detail(
-    space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float, pace: Pace
-) -> str:
+def detail(
+    space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float
+) -> Generator[None, None, str]:
     """Return the JSON of all there is to say of a key; times in seconds.
 
     Without an entry nobody holds it or waits for it. Of more than `MAX_LISTED` holders or waiters
@@ -126,23 +112,21 @@ async def detail(
     # As of now, before others have their turns.
     first_holds = list(itertools.islice(holds, MAX_LISTED))
     first_waiters = list(itertools.islice(waiters, MAX_LISTED))
-    holders = await _listed((_holder(hold, now) for hold in first_holds), pace)
-    waiting = await _listed((_waiter(waiter, now) for waiter in first_waiters), pace)
+    holders = yield from _listed(_holder(hold, now) for hold in first_holds)
+    waiting = yield from _listed(_waiter(waiter, now) for waiter in first_waiters)
     return f'{json.dumps(shown)[:-1]}, "holders": {holders}, "waiters": {waiting}}}'
 
 
-async def _listed(things: Iterator[Json], pace: Pace) -> str:
-    """Return the JSON of a list, made in turns."""
+def _listed(things: Iterator[Json]) -> Generator[None, None, str]:
+    """Return the JSON of a list."""
     parts = []
-    until = await pace.turn()
     while part := list(itertools.islice(things, STEP)):
         parts.append(json.dumps(part)[1:-1])
-        if time.monotonic() > until:
-            until = await pace.turn()
+        yield
     return f"[{', '.join(parts)}]"
 
 
-def _row(listed: Listed, now: float) -> Json:
+def _row(listed: Found, now: float) -> Json:
     entry, match = listed.entry, listed.match
     hold = _first(entry)
     waiter = _longest(entry)
@@ -221,15 +205,12 @@ def _longest(entry: Entry) -> Waiter | None:
     return entry.waiters.oldest() if entry.waiters is not None else None
 
 
-def _waited_since(entry: Entry) -> float:
-    """Return since when somebody waits who has waited longest."""
-    waiter = _longest(entry)
-    return waiter.since if waiter is not None else math.inf
-
-
-def _since(entry: Entry) -> float:
-    hold = _first(entry)
-    if hold is not None:
-        return hold.since
-    waiter = next(iter(entry.waiters or ()), None)
-    return waiter.since if waiter is not None else 0.0
+def _ranked(entry: Entry, now: float) -> Ranked:
+    hold, waiter = _first(entry), _longest(entry)
+    return Ranked(
+        entry.key,
+        entry.space == Space.SEMAPHORE,
+        len(entry.waiters or ()),
+        now - hold.since if hold is not None else 0.0,
+        now - waiter.since if waiter is not None else 0.0,
+    )

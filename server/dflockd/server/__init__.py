@@ -5,6 +5,7 @@ from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
 from dflockd.server.server import Server
+from dflockd.server.slices import Slices
 from dflockd.server.tls import TlsContext
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Listener",
     "Server",
     "ServerOptions",
+    "Slices",
     "SparingLog",
     "TlsContext",
     "listen",

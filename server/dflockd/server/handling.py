@@ -8,35 +8,40 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import Final, NoReturn, Protocol
 
-from dflockd.server.blocking import Blocking
+from dflockd.server.admission import Admission
+from dflockd.server.deadlocks import Deadlocks
 from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
-from dflockd.server.searches import Searches
+from dflockd.server.slices import Slices, in_steps
 from dflockd.table import Change, Effect, Hold, LockTable, Peer
+from dflockd.table.finding import Search
+from dflockd.table.report import Listing
 from dflockd.table.requests import Answer
 from dflockd.wire import (
     Evict,
     Find,
     FrameTooLongError,
+    Inspect,
+    Reply,
+    Report,
     Request,
     RequestReader,
+    Stats,
     Status,
     encode_reply,
 )
 from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
 from dflockd.wire.requests import ACQUIRE, ENQUEUE, RELEASE, RENEW
 
-if TYPE_CHECKING:
-    from dflockd.server.session import Session
-
 LAST_WORD = 1.0
 """Seconds that the log has for the last line of a server that cannot go on."""
 
-SLICE = 200
-"""Replies that one step may send in one turn of the event loop, and connections it may end."""
+FEW = 16
+"""Replies that are not worth asking whether there is time for them."""
 
 IDLE_LOOK = 0.02
 """Seconds between two looks at all sessions, while draining."""
@@ -59,12 +64,39 @@ class HoldJournal(Protocol):
         """Write down what has changed; `OSError` if that fails."""
 
 
+class Recipient(Protocol):
+    """The server's end of a connection, as far as others have something for it."""
+
+    peer: Peer
+    owed: bool
+    """Whether something is decided for its peer that it has not been sent."""
+
+    def deliver(self, reply: Reply) -> None:
+        """Send the reply to the request that waits."""
+
+    def owe(self) -> None:
+        """Note that a reply is decided, which `deliver` brings later."""
+
+    def look_on(self) -> None:
+        """Note that a reply is being made, which `deliver` brings later."""
+
+    def drain(self) -> None:
+        """End the connection if nothing stands on it any more."""
+
+    def abort(self) -> None:
+        """End the connection now."""
+
+
 class Handling:
     """A table with its sessions, its journal and its timer.
 
     Attributes:
         sessions: by the numbers of their peers.
+        slices: who has the event loop for how long.
         draining: whether nothing is granted any more, and sessions end that hold nothing.
+        late_at: from when on what comes in may have come long before, for this process has stood
+            still.
+        unauthorized: connections that had not got the shared secret.
     """
 
     def __init__(
@@ -72,15 +104,21 @@ class Handling:
     ) -> None:
         self.loop: asyncio.AbstractEventLoop
         self.log: SparingLog
+        self.admission: Admission
         self.table = table
         self.options = options
         self.journal = journal
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, Recipient] = {}
+        self.slices = Slices()
+        self.deadlocks = Deadlocks(table)
         self.draining = False
-        self.searches = Searches(self)
-        self.blocking = Blocking(self)
+        self.late_at = math.inf
+        self.unauthorized = 0
+        self._emptied = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
+        self._is_behind = False
+        """Whether more is due than a step has done."""
         self._looks = False
         self._others: list[Effect] = []
         """What the request that is handled has brought, for others first of all."""
@@ -114,7 +152,7 @@ class Handling:
         except Exception:
             # One request may fail; the locks of everybody else may not go down with it.
             name = type(reader.request()).__name__
-            logger.exception("connection %d: request failed: %s", peer.id, name)
+            self.log.exception("connection %d: request failed: %s", peer.id, name)
             out = _ERROR
         if table.changes:
             self._record()
@@ -161,21 +199,71 @@ class Handling:
 
     def _handle(self, peer: Peer, request: Request, now: float) -> None:
         """Let the table handle a message; the reply is one of the effects."""
-        if type(request) is Find and not self.table.draining:
-            self.searches.begin(peer.id, request)
+        if isinstance(request, Find | Inspect | Stats) and not self.table.draining:
+            if now >= self.table.deadlines.earliest:
+                self._others += self.table.advance(now)
+            report = self._report(peer.id, request)
+            try:
+                next(report)
+            except StopIteration as end:
+                self._others.append((peer.id, end.value))
+            else:
+                self.sessions[peer.id].look_on()
+                self.slices.look(self._look(peer.id, report))
             return
         effects = self.table.handle(peer, request, now)
         self._others += effects
         if type(request) is Evict and (peer.id, _DONE) in effects:
             self.log.warning("connection %d evicts the holder of %r", peer.id, request.key.decode())
 
+    def _report(self, number: int, request: Find | Inspect | Stats) -> Generator[None, None, Reply]:
+        """Return the answer to a connection that wants to look at the table."""
+        until = _now() + self.slices.at_once
+        try:
+            steps = self.table.look(request, _now())
+            if not isinstance(steps, Search | Listing):
+                return steps
+            while not steps.step(_now()):
+                if _now() >= until:
+                    yield
+            return Report(steps.text())
+        except Exception:
+            text = "connection %d: request failed: %s"
+            self.log.exception(text, number, type(request).__name__)
+            return Status.ERROR
+
+    def _look(
+        self, number: int, report: Generator[None, None, Reply]
+    ) -> Generator[None, None, None]:
+        """Answer a connection what takes long, unless it ends before."""
+        while number in self.sessions:
+            try:
+                next(report)
+            except StopIteration as end:
+                self._deliver((number, end.value))
+                return
+            yield
+
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""
         self._record()
         self._arm()
-        for peer, _ in effects[SLICE:]:
-            self.sessions[peer].owe()
-        self._send(effects)
+        if len(effects) <= FEW:
+            for effect in effects:
+                self._deliver(effect)
+            return
+        # Thousands may be due at once, and each costs a system call.
+        for number, _ in effects:
+            session = self.sessions.get(number)
+            if session is not None:
+                session.owe()
+        self.slices.do(in_steps(effects, self._deliver))
+
+    def _deliver(self, effect: Effect) -> None:
+        number, reply = effect
+        session = self.sessions.get(number)
+        if session is not None:
+            session.deliver(reply)
 
     def _record(self) -> None:
         changes = self.table.changes
@@ -201,21 +289,13 @@ class Handling:
         logging.shutdown()
         os._exit(1)
 
-    def _send(self, effects: list[Effect], start: int = 0) -> None:
-        # Thousands may be due at once, and each costs a system call: others get a turn in between.
-        end = start + SLICE
-        for peer, reply in effects[start:end]:
-            session = self.sessions.get(peer)
-            if session is not None:
-                session.deliver(reply)
-        if end < len(effects):
-            self.loop.call_soon(self._send, effects, end)
-
     def _arm(self) -> None:
         """Have the timer go off no later than the next deadline.
 
         It is left alone when the next deadline moves away: it finds nothing due and is set anew.
         """
+        if self._is_behind:
+            return
         deadline = self.table.next_deadline()
         if deadline is None:
             if not self.draining:
@@ -231,10 +311,53 @@ class Handling:
     def _due(self) -> None:
         self._timer = None
         self._wakes = math.inf
-        self._dispatch(self.table.advance(_now()))
-        if self.draining:
-            # What a session held may have ended without a request of its own.
-            self._end_idle()
+        if not self._is_behind:
+            self._is_behind = True
+            self.slices.do(self._catch_up)
+
+    def _catch_up(self, until: float) -> bool:
+        """Let what is due take effect, a step of the table at a time."""
+        is_behind = False
+        try:
+            now = _now()
+            while not is_behind:
+                self._dispatch(self.table.advance(now))
+                due, now = self.table.next_deadline(), _now()
+                if due is None or due > now:
+                    break
+                is_behind = now >= until
+        finally:
+            # Whatever fails, the next step is to come.
+            self._is_behind = is_behind
+        if not is_behind:
+            self._arm()
+            if self.draining:
+                # What a session held may have ended without a request of its own.
+                self._end_idle()
+        return is_behind
+
+    # The end of a connection: all of a host's can end at one moment.
+
+    def part(self, session: Recipient, *, clean: bool, silent: bool) -> None:
+        """Free what stands on a session that ends: now or, where many end at once, some turns later."""
+        self.slices.do(partial(self._part, session, clean, silent))
+
+    def _part(self, session: Recipient, clean: bool, silent: bool, _until: float) -> bool:
+        effects = self.table.disconnect(
+            session.peer, _now(), clean=clean, silent=silent, told=not session.owed
+        )
+        self._dispatch(effects)
+        return False
+
+    def forget(self, session: Recipient) -> None:
+        """Take out a session whose connection is closed, once what stands on it is freed."""
+        self.slices.do(partial(self._forget, session.peer.id))
+
+    def _forget(self, number: int, _until: float) -> bool:
+        del self.sessions[number]
+        if not self.sessions:
+            self._emptied.set()
+        return False
 
     # While draining.
 
@@ -247,11 +370,8 @@ class Handling:
 
     def _end_idle(self) -> None:
         self._looks = False
-        self._drain(list(self.sessions.values()))
+        self.slices.do(in_steps(list(self.sessions.values()), _drain))
 
-    def _drain(self, sessions: list[Session], start: int = 0) -> None:
-        end = start + SLICE
-        for session in sessions[start:end]:
-            session.drain()
-        if end < len(sessions):
-            self.loop.call_soon(self._drain, sessions, end)
+
+def _drain(session: Recipient) -> None:
+    session.drain()

@@ -43,13 +43,24 @@ class SparingLog:
         """The same at ERROR."""
         self._log(logging.ERROR, text, arguments)
 
-    def _log(self, level: int, text: str, arguments: tuple[object, ...]) -> None:
+    def exception(self, text: str, *arguments: object) -> None:
+        """The same with the traceback of what is being handled, of the first of them."""
+        self._log(logging.ERROR, text, arguments, with_traceback=True)
+
+    def _log(
+        self,
+        level: int,
+        text: str,
+        arguments: tuple[object, ...],
+        *,
+        with_traceback: bool = False,
+    ) -> None:
         sort = self._sorts.get(text)
         if sort is not None:
             sort.more += 1
             sort.arguments = arguments
             return
-        self._logger.log(level, text, *arguments)
+        self._logger.log(level, text, *arguments, exc_info=with_traceback)
         self._sorts[text] = sort = _Sort(level, arguments)
         self._loop.call_later(PAUSE, self._flush, text, sort)
 

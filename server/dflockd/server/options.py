@@ -5,6 +5,11 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
+from dflockd.files import SecretFile
+
+ROOM_FOR_SECRETS = 768
+"""Bytes of a secret that are expected at least where it may be exchanged for a longer one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -31,5 +36,21 @@ class ServerOptions:
     """Room beside those for connections that have not got through TLS, or not shown the secret."""
     auth_timeout: int = 10
     """For a peer to get through TLS and to show the secret."""
-    auth_secret: bytes | None = field(default=None, repr=False)
+    auth_secret: bytes | SecretFile | None = field(default=None, repr=False)
+    """What clients have to show; see `secret`."""
     tls: ssl.SSLContext | None = None
+
+    def secret(self) -> bytes | None:
+        """Return what clients have to show, as its file says now; ``None`` lets everybody in."""
+        return (
+            self.auth_secret.read()
+            if isinstance(self.auth_secret, SecretFile)
+            else self.auth_secret
+        )
+
+    @property
+    def secret_size(self) -> int:
+        """How many bytes of it a client may send."""
+        if isinstance(self.auth_secret, SecretFile):
+            return max(ROOM_FOR_SECRETS, len(self.auth_secret.latest))
+        return len(self.auth_secret or b"")

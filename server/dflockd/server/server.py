@@ -8,9 +8,6 @@ import math
 import socket
 import ssl
 import time
-from collections import deque
-from collections.abc import Callable
-from functools import partial
 
 from dflockd import __version__
 from dflockd.server.admission import Admission, Guest
@@ -18,14 +15,11 @@ from dflockd.server.handling import Handling, HoldJournal
 from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
-from dflockd.server.session import TURN, Session
+from dflockd.server.session import Session
 from dflockd.server.stalls import BEAT, LATE
 from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, LockTable
 from dflockd.wire import Evict, Reply, Space, Status
-
-ENDS = 16
-"""Connections whose end is dealt with in one turn: all of a host's can end at one moment."""
 
 _now = time.monotonic
 
@@ -41,22 +35,8 @@ class Server(Handling):
         super().__init__(table, options, journal)
         mode = "memory" if journal is None else "state directory"
         table.about = {"version": __version__, "mode": mode, **table.about}
-        self.unauthorized = 0
-        """Connections that had not got the shared secret."""
         self._listeners: list[Listener] = []
         self._unix_socket: UnixSocket | None = None
-        self._ends: deque[Callable[[], None]] = deque()
-        """Steps of ends that others go before."""
-        self._ending = 0
-        """Those of this turn."""
-        self._resting: deque[Session] = deque()
-        self._turns = False
-        self._had_long = False
-        self.crowded = False
-        """Whether a long reply was made in this turn of the loop, or sessions rest."""
-        self._emptied = asyncio.Event()
-        self.late_at = math.inf
-        """From when on what comes in may have come long before: this process has stood still."""
         self._beat_due = math.inf
 
     async def start(self) -> None:
@@ -67,8 +47,8 @@ class Server(Handling):
             OSError: the address cannot be bound; nothing is listening in either case.
         """
         self.loop = loop = asyncio.get_running_loop()
-        self._beat()
         self.log = SparingLog(loop, logger)
+        self._beat()
         options = self.options
         self.admission = Admission(
             loop,
@@ -87,7 +67,6 @@ class Server(Handling):
         except OSError:
             self._close_listeners()
             raise
-        self.blocking.start()
 
     def _listen(self, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
         is_open = tls is None and self.options.auth_secret is None
@@ -147,8 +126,7 @@ class Server(Handling):
             await self._all_gone()
         if self._timer is not None:
             self._timer.cancel()
-        self.searches.stop()
-        self.blocking.stop()
+        self.slices.stop()
         self._beats.cancel()
 
     def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:
@@ -162,92 +140,13 @@ class Server(Handling):
         reply = next(reply for number, reply in effects if number == operator.id)
         if reply is Status.OK:
             # Only then: a key that nobody holds could be anything, even a secret.
-            logger.warning("%s evicts the holder of %r with fence %d", who, key.decode(), fence)
+            self.log.warning("%s evicts the holder of %r with fence %d", who, key.decode(), fence)
         return reply
 
     @property
     def turned_away(self) -> int:
         """Connections that were refused or dropped: too many, or they did not get in in time."""
         return self.admission.refused + self.admission.dropped
-
-    # What sessions call.
-
-    def part(self, session: Session, *, clean: bool, silent: bool) -> None:
-        """Free what stands on a session that ends: now or, where many end at once, some turns later."""
-        self._in_turn(partial(self._part, session, clean, silent))
-
-    def forget(self, session: Session) -> None:
-        """Take out a session whose connection is closed, once what stands on it is freed."""
-        self._in_turn(partial(self._forget, session))
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether sessions that have more to do wait for their turn."""
-        return bool(self._resting)
-
-    def rest(self, session: Session) -> None:
-        """Have a session go on in a later turn, behind those that rest already."""
-        self._resting.append(session)
-        self.crowded = True
-        if not self._turns:
-            self._turns = True
-            self.loop.call_soon(self._turn)
-
-    def note_long_reply(self) -> None:
-        """Let no other session begin with a long reply in this turn of the loop."""
-        if not self._had_long:
-            self._had_long = self.crowded = True
-            self.loop.call_soon(self._forget_long_reply)
-
-    def _forget_long_reply(self) -> None:
-        self._had_long = False
-        self.crowded = bool(self._resting)
-
-    def _turn(self) -> None:
-        """Let those that rest go on, for no longer in all than one alone may take."""
-        until = _now() + TURN
-        try:
-            for _ in range(len(self._resting)):
-                self._resting.popleft().go_on()
-                if _now() > until:
-                    break
-        finally:
-            self._turns = bool(self._resting)
-            self.crowded = self._turns or self._had_long
-            if self._turns:
-                self.loop.call_soon(self._turn)
-
-    # Ends.
-
-    def _in_turn(self, step: Callable[[], None]) -> None:
-        if self._ending < ENDS:
-            if not self._ending:
-                self.loop.call_soon(self._end_more)
-            self._ending += 1
-            step()
-        else:
-            self._ends.append(step)
-
-    def _end_more(self) -> None:
-        number = min(ENDS, len(self._ends))
-        if number:
-            # First: a step that fails keeps nobody from the next.
-            self.loop.call_soon(self._end_more)
-        else:
-            self._ending = 0
-        for _ in range(number):
-            self._ends.popleft()()
-
-    def _part(self, session: Session, clean: bool, silent: bool) -> None:
-        effects = self.table.disconnect(
-            session.peer, _now(), clean=clean, silent=silent, told=not session.owed
-        )
-        self._dispatch(effects)
-
-    def _forget(self, session: Session) -> None:
-        del self.sessions[session.peer.id]
-        if not self.sessions:
-            self._emptied.set()
 
     # Time and end.
 
@@ -258,6 +157,8 @@ class Server(Handling):
         # Then for one more beat: connections from meanwhile are only accepted now.
         self.late_at = now if stood_still else self._beat_due + LATE
         self._beats = self.loop.call_later(BEAT, self._beat)
+        if self.deadlocks.is_due(now):
+            self.slices.look(self.deadlocks.look(self.log))
 
     def _close_listeners(self) -> None:
         if self._unix_socket is not None:

@@ -7,9 +7,11 @@ import errno
 import hmac
 import re
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from dflockd import __version__
+from dflockd.server.admission import Guest
+from dflockd.server.handling import Handling
 from dflockd.server.stalls import has_left
 from dflockd.wire import (
     FEATURES,
@@ -25,11 +27,7 @@ from dflockd.wire import (
     Welcome,
     encode_reply,
 )
-from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER, REPORT
-
-if TYPE_CHECKING:
-    from dflockd.server.admission import Guest
-    from dflockd.server.server import Server
+from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER
 
 READ_AHEAD = 4096
 """Bytes that a peer may send behind a request that waits. A client has no reason to send any."""
@@ -37,14 +35,11 @@ READ_AHEAD = 4096
 MOST_COLLECTED = 4096
 """Bytes of replies that are collected to be sent at once. A few bytes can ask for a long one."""
 
-TURN = 0.001
-"""Seconds after which a session with more to do lets others go first."""
-
-REQUESTS = 16
-"""Requests after which it looks at the clock."""
-
 MOST_UNKNOWN = 1024
 """Bytes that are kept of a request of somebody who has not shown the secret, unless it is longer."""
+
+MOST_BESIDE = 256
+"""Bytes that a request has beside the secret that it shows."""
 
 AUTH_PAUSE = 0.1
 """Seconds between a wrong secret and the end of the connection."""
@@ -68,18 +63,25 @@ class Session(asyncio.Protocol):
     fact in the table, not a coroutine.
     """
 
-    def __init__(self, server: Server, guest: Guest) -> None:
+    def __init__(self, server: Handling, guest: Guest) -> None:
         self._server = server
+        self._slices = server.slices
         self._guest = guest
         self._loop = server.loop
         self._reader = RequestReader()
         self._trusted = server.options.auth_secret is None
         self.owed = False
         """Whether a reply to it is decided and still to be delivered."""
+        self._looks_on = False
+        """Whether a reply to it is being made."""
         self._ended = False
         self._stalled = False
         self._resting = False
-        """Whether it has let others go first; it goes on in the next turn of the loop."""
+        """Whether it has let others go first; it goes on in a later turn of the loop."""
+        self._took_long = False
+        """Whether what was handled last took more than a share: then others go first."""
+        self._is_paused = False
+        """Whether nothing is read until what is here is answered."""
         self._held_up = False
         """Whether nothing may be handled now, whatever its peer waits for."""
         self._is_open = False
@@ -104,20 +106,21 @@ class Session(asyncio.Protocol):
         server, reader, peer = self._server, self._reader, self.peer
         kind = OTHER
         now = monotonic()
-        if self._is_open and peer.waiting is None and now <= server.late_at:
+        is_calm = now < self._slices.free_until and now <= server.late_at
+        if is_calm and self._is_open and peer.waiting is None:
             kind = reader.receive_one(data)
         elif self._begun or self._begins(data):
             reader.receive(data)
         else:
             return
         if kind == OTHER:
-            if not self._held_up and peer.waiting is None:
-                self._serve(now)
-            if self.owed or peer.waiting is not None:
-                self._limit_ahead()
+            self._resume()
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
+        if monotonic() - now > self._slices.slice:
+            self._took_long = True
+            self._review()
         if out:
             self._transport.write(out)
         if server.draining:
@@ -162,15 +165,17 @@ class Session(asyncio.Protocol):
         """Send the reply to the request that this peer was waiting for, and go on with the next."""
         if self._ended:
             # What stands on it is about to be freed, this too.
-            self.owe()
+            if not self._looks_on:
+                self.owe()
             return
         # The transport knows that the peer is gone before it says so: then nothing is sent.
-        self.owed = self._transport.is_closing()
+        self.owed = self._transport.is_closing() and not self._looks_on
+        self._looks_on = False
         self._review()
         self._transport.write(encode_reply(reply))
         if self._server.draining:
             self.drain()
-        if self._reader.ready or self._reader.in_frame:
+        if self._reader.ready or self._reader.in_frame or self._is_paused:
             # Not at once: the caller is in the middle of handing out the effects of another step.
             self._loop.call_soon(self._resume)
 
@@ -179,9 +184,14 @@ class Session(asyncio.Protocol):
         self.owed = True
         self._review()
 
+    def look_on(self) -> None:
+        """Note that a reply to it is being made, which `deliver` brings later."""
+        self._looks_on = True
+        self._review()
+
     def drain(self) -> None:
         """End the connection if nothing stands on it any more, and nothing is left to be answered."""
-        if self.owed or self._resting or self.peer.waiting is not None:
+        if self.owed or self._looks_on or self._resting or self.peer.waiting is not None:
             return
         if not self.peer.holds or self._server.journal is not None:
             self._end()
@@ -221,22 +231,40 @@ class Session(asyncio.Protocol):
 
     def _review(self) -> None:
         """Say anew what may be handled: after each change of what that depends on."""
-        self._held_up = self.owed or self._stalled or self._ended or self._resting
-        self._is_open = self._begun and self._trusted and not self._held_up
+        is_owed = self.owed or self._looks_on
+        self._held_up = is_owed or self._stalled or self._ended or self._resting
+        is_known = self._begun and self._trusted
+        self._is_open = is_known and not (self._held_up or self._took_long)
 
-    def _resume(self, queued: bool = False) -> None:
-        """Handle what has come, if anything may be handled now."""
+    def _resume(self) -> None:
+        """Handle what has come, if anything may be handled now and there is time."""
         if not self._held_up and self.peer.waiting is None:
-            self._serve(monotonic(), queued)
+            now = monotonic()
+            if self._reader.ready and (self._took_long or self._slices.is_over(now)):
+                self._resting = True
+                self._review()
+                wait = self._slices.go_on if self._took_long else self._slices.wait
+                wait(self._go_on)
+            else:
+                self._serve(now, now + self._slices.share())
+                if self._resting:
+                    self._slices.go_on(self._go_on)
+        self._limit_ahead()
 
-    def _serve(self, now: float, queued: bool = False) -> None:
-        """Handle what has come."""
+    def _go_on(self, until: float) -> bool:
+        """Go on where it let others go first; return whether it does so again."""
+        self._resting = False
+        self._review()
+        if not self._held_up and self.peer.waiting is None:
+            self._serve(monotonic(), until)
+        self._limit_ahead()
+        return self._resting
+
+    def _serve(self, now: float, until: float) -> None:
+        """Handle what has come, one request at least, and rest once it is too late for more."""
         peer, server, reader = self.peer, self._server, self._reader
-        crowded = server.crowded and not queued
-        out = b""
+        out, began = b"", now
         taken = 0
-        until = 0.0
-        look = REQUESTS
         # What it asked for before this process stood still may be for nobody any more.
         is_gone = now > server.late_at and has_left(self._transport)
         leaves = False
@@ -244,6 +272,10 @@ class Session(asyncio.Protocol):
             while reader.ready:
                 if taken:
                     now = monotonic()
+                    if now >= until:
+                        self._resting = True
+                        self._review()
+                        break
                 taken += 1
                 kind = reader.next()
                 if kind == ENTRY or not self._trusted:
@@ -251,31 +283,16 @@ class Session(asyncio.Protocol):
                     out += reply
                     if leaves or self._ended:
                         break
-                elif crowded and kind == REPORT:
-                    # Another connection has had one in this turn: a thousand would take seconds.
-                    reader.put_back()
-                    taken -= 1
-                    self._rest()
-                    break
                 elif is_gone and kind in (ACQUIRE, ENQUEUE):
                     leaves = True
                     break
                 else:
                     out += server.answer(peer, reader, kind, now)
-                if peer.waiting is not None or self._stalled or self.owed:
-                    break
                 if len(out) > MOST_COLLECTED:
-                    # It was much to do, too. What it wants now may come when others had their turn.
-                    server.note_long_reply()
-                    self._rest()
+                    self._transport.write(out)
+                    out = b""
+                if peer.waiting is not None or self._held_up:
                     break
-                if taken == look:
-                    look += REQUESTS
-                    now = monotonic()
-                    if server.is_behind or (until and now > until):
-                        self._rest()
-                        break
-                    until = until or now + TURN
             else:
                 if reader.in_frame:
                     reader.check_unfinished()
@@ -286,6 +303,10 @@ class Session(asyncio.Protocol):
             return
         if out:
             self._transport.write(out)
+        took_long = monotonic() - began > self._slices.slice
+        if took_long is not self._took_long:
+            self._took_long = took_long
+            self._review()
         if leaves:
             self._end(clean=True)
         elif server.draining or self._frame_timer is not None or reader.in_frame:
@@ -340,40 +361,33 @@ class Session(asyncio.Protocol):
         if self._reader.in_frame:
             if not self._trusted:
                 self._limit_unknown()
-            waits = self.peer.waiting is not None
-            self._watch_frame(not (waits or self._stalled or self._ended or self._resting))
-
-    def _rest(self) -> None:
-        """Let others go first. Nothing is read meanwhile, so that no more piles up here."""
-        if self._reader.ready:
-            self._resting = True
-            self._review()
-            self._transport.pause_reading()
-            self._server.rest(self)
-
-    def go_on(self) -> None:
-        """Go on where it let others go first."""
-        self._resting = False
-        self._review()
-        if self._ended or self._stalled:
-            return
-        self._resume(queued=True)
-        if self._ended or self._stalled or self._resting:
-            return
-        self._transport.resume_reading()
-        if self.owed or self.peer.waiting is not None:
-            self._limit_ahead()
+            self._watch_frame(not (self._held_up or self.peer.waiting is not None))
 
     def _limit_ahead(self) -> None:
-        """End a connection that has sent too much behind a request that waits."""
-        if not self._ended and self._reader.pending > READ_AHEAD:
+        """See to it that not much piles up behind what is not answered yet.
+
+        A client that lets others go first, or has asked for something long, is not read meanwhile. A
+        client has no reason to send much behind a request that waits: that ends the connection.
+        """
+        reader = self._reader
+        if self._ended or self._stalled:
+            return
+        if self._resting or self._looks_on:
+            if reader.ready > 1 or reader.in_frame:
+                self._is_paused = True
+                self._transport.pause_reading()
+            return
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        if (self.owed or self.peer.waiting is not None) and reader.pending > READ_AHEAD:
             text = "connection %d: too much sent behind a waiting request"
             self._server.log.warning(text, self.peer.id)
             self._end(Status.ERROR)
 
     def _let_in(self, shown: bytes | None) -> Status | None:
         """Return what to say to the secret of somebody; ``None`` if there is no room for them."""
-        secret = self._server.options.auth_secret
+        secret = self._server.options.secret()
         if secret is None:
             return Status.ERROR
         if shown is None or not hmac.compare_digest(shown, secret):
@@ -389,9 +403,7 @@ class Session(asyncio.Protocol):
 
         There can be thousands of them, and each could have so much kept for it as a line may have.
         """
-        secret = self._server.options.auth_secret
-        assert secret is not None
-        most = max(MOST_UNKNOWN, 2 * len(secret))
+        most = max(MOST_UNKNOWN, self._server.options.secret_size + MOST_BESIDE)
         if not (self._ended or self._stalled) and self._reader.pending > most:
             self._transport.write(encode_reply(Status.AUTH))
             self._refuse()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
 
 
 class TlsContext(ssl.SSLContext):
@@ -15,10 +13,10 @@ class TlsContext(ssl.SSLContext):
     it half changed, and authorities can only be added.
     """
 
-    expires_at: float = 0.0
-    """Unix time until which its certificate is good; 0 while none is loaded."""
     current: TlsContext
     """What new connections get; itself at first."""
+    renew: Callable[[], None] | None = None
+    """Looks whether there is something new for `current`, before each connection."""
 
     @classmethod
     def new(cls) -> TlsContext:
@@ -38,45 +36,11 @@ def _switch(
 ) -> ssl.AlertDescription | None:
     # OpenSSL calls this once it has the first message of a handshake. The context is another by now
     # if the certificates were exchanged since the handshake was begun, before a word was said.
+    if isinstance(context, TlsContext) and context.renew is not None:
+        context.renew()
     if isinstance(context, TlsContext) and context.current is not context:
         if connection.session_reused:
             # By what the old one knows. The client makes a new session the next time.
             return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
         connection.context = context.current
     return None
-
-
-def not_after(path: str) -> float:
-    """Return until when the first certificate of a PEM file is good, in Unix time; 0 if unreadable.
-
-    Python's `ssl` says so of nobody's certificate but the other side's.
-    """
-    try:
-        block = _PEM.search(Path(path).read_text("ascii", "replace"))
-        data = ssl.PEM_cert_to_DER_cert(block[0]) if block else b""
-        at, _ = _inside(data, 0)  # the certificate
-        at, _ = _inside(data, at)  # what is signed of it
-        if data[at] == _VERSION:
-            at = _inside(data, at)[1]
-        for _ in range(3):  # serial number, algorithm, issuer
-            at = _inside(data, at)[1]
-        at, _ = _inside(data, at)  # validity
-        at = _inside(data, at)[1]  # from when
-        start, end = _inside(data, at)
-        form = "%y%m%d%H%M%SZ" if data[at] == _UTC_TIME else "%Y%m%d%H%M%SZ"
-        return datetime.strptime(data[start:end].decode(), form).replace(tzinfo=UTC).timestamp()
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_VERSION, _UTC_TIME = 0xA0, 0x17
-
-
-def _inside(data: bytes, at: int) -> tuple[int, int]:
-    """Return where the content of a DER item begins, and where the next item does."""
-    length, at = data[at + 1], at + 2
-    if length & 0x80:
-        size = length & 0x7F
-        length, at = int.from_bytes(data[at : at + size]), at + size
-    return at, at + length

@@ -63,6 +63,7 @@ class Cluster:
         prefix: what all keys begin with.
         num_shards: how many shards there are; the same for all nodes.
         ttl: seconds after its latest heartbeat that a node is taken for dead.
+        mark: what the entries of nodes begin with: others are no nodes.
 
     Attributes:
         mapper: the mapping.
@@ -78,17 +79,19 @@ class Cluster:
         prefix: str = PREFIX,
         num_shards: int = NUM_SHARDS,
         ttl: int = TTL,
+        mark: str = "",
     ) -> None:
         (self.address,) = pure.sort_nodes([address])
         self.mapper = ShardMapper(store, prefix=prefix, num_shards=num_shards)
         self._store = store
+        self._mark = mark
         keys = Keys(prefix)
         self._nodes = keys.key(NODES, "")
         self._leaving = keys.key(LEAVING, "")
         self.registration = Registration(
             store,
             f"{self._nodes}{address}",
-            uuid.uuid4().hex,
+            f"{mark}{uuid.uuid4().hex}",
             ttl=ttl,
             sign=keys.library,
             unless=keys.meta,
@@ -116,7 +119,7 @@ class Cluster:
         Args:
             leavers: whether to ask which of them want to have no shards as well.
         """
-        roster = Roster()
+        roster = Roster(self._mark)
         if leavers:
             loaded = await self._store.get_prefix(self._leaving)
             for key, record in loaded.records.items():

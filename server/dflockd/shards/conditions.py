@@ -47,5 +47,8 @@ def count_conditions(
     records: Iterable[ShardRecord], alive: Collection[str], now: float
 ) -> dict[Condition, int]:
     """Return how many shards are in each condition, those included that no shard is in."""
-    counts = Counter(condition_of(record, alive, now) for record in records)
-    return {condition: counts[condition] for condition in Condition}
+    counts = dict.fromkeys(Condition, 0)
+    # Thousands of shards have the same record.
+    for record, number in Counter(records).items():
+        counts[condition_of(record, alive, now)] += number
+    return counts

@@ -56,6 +56,10 @@ class Continuity:
         self.revision = max(self.revision, revision)
         self._cluster = self._cluster or cluster
 
+    def told(self, revision: int) -> None:
+        """Take note that a watch has told of a change: what is asked from now on contains it."""
+        self.revision = max(self.revision, revision)
+
     def begin_anew(self) -> None:
         """Take the store as it is now."""
         self.revision, self._cluster, self._broken = 0, 0, None

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,3 +92,21 @@ class CompactedError(StoreError):
 
 class LeaseGoneError(StoreError):
     """The lease has ended, and its keys with it."""
+
+
+def network_problem(exc: OSError) -> str:
+    """Say in a few words why a connection could not be used."""
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {exc.verify_message}"
+    if isinstance(exc, ssl.SSLError):
+        reason = exc.reason or str(exc)
+        if "CERTIFICATE_REQUIRED" in reason:
+            return "it asks for a certificate"
+        if "ALERT" in reason:
+            return f"it does not accept what this side shows ({reason})"
+        return f"TLS fails: {reason}"
+    if isinstance(exc, ConnectionRefusedError):
+        return "the connection is refused"
+    if isinstance(exc, ConnectionResetError):
+        return "the connection is reset"
+    return exc.strerror or str(exc)

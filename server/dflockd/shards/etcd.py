@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import etcd_messages as messages
 from dflockd.shards.continuity import Continuity
+from dflockd.shards.credentials import EtcdTls, EtcdUser
 from dflockd.shards.errors import (
     CompactedError,
     LeaseGoneError,
@@ -28,6 +29,7 @@ from dflockd.shards.etcd_endpoint import (
     failure,
     grpc,
     is_signed_out,
+    obstacle,
     rpc,
     silent,
 )
@@ -43,8 +45,6 @@ from dflockd.shards.store import (
     check_ttl,
     check_txn,
 )
-from dflockd.shards.tls import EtcdTls
-from dflockd.shards.user import EtcdUser
 
 DEFAULT_PORT = 2379
 TIMEOUT = 2.0
@@ -55,13 +55,6 @@ SIGN_IN_PAUSE = 0.5
 core, whatever it says, and every call that has no token makes one."""
 
 _Send: TypeAlias = Callable[[Endpoint, float], Awaitable[Any]]
-
-
-class _TurnedAway(NamedTuple):
-    """What was said to the last attempt to sign in, and until when there is no other one."""
-
-    error: rpc.AioRpcError
-    until: float
 
 
 class EtcdStore:
@@ -75,8 +68,8 @@ class EtcdStore:
         endpoints: ``host:port`` or ``host`` (then port 2379) of the members of one etcd cluster.
         timeout: seconds that a call may take, over all endpoints. A watch that is silent for so
             long is asked for a sign of life, and ends if there is none for as long again.
-        tls: how to speak TLS; ``None`` does not.
-        user: as whom to ask; ``None`` where etcd has no users.
+        tls: how to speak TLS; ``None`` does not. Its files are read for each new connection.
+        user: as whom to ask; ``None`` where etcd has no users. The password is read for each sign-in.
 
     Raises:
         InvalidArgumentError: no endpoints, or no time.
@@ -102,6 +95,8 @@ class EtcdStore:
         )
         self._timeout = timeout
         self._tls = tls
+        self._pem: tuple[bytes | None, ...] | None = None
+        """What the connections were made by."""
         self._members: list[Endpoint] = []
         """In the order in which they are tried."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -109,18 +104,14 @@ class EtcdStore:
         self._user = user
         self._metadata: tuple[tuple[str, str], ...] = ()
         """What goes with every call: the token, once there is one."""
-        self._turned_away: _TurnedAway | None = None
+        self._turned_away: tuple[rpc.AioRpcError, float] | None = None
+        """What was said to the last attempt to sign in, and until when there is no other one."""
 
     async def get_prefix(self, prefix: str) -> Loaded:
         """See `Store`. While an endpoint is silent for its share of the time, the next is asked too."""
         key, end = messages.key_range(prefix)
         request = rpc.RangeRequest(key=key, range_end=end)
-        reply = await self._call(
-            lambda member, timeout: member.kv.Range(
-                request, timeout=timeout, metadata=self._metadata
-            ),
-            repeat=True,
-        )
+        reply = await self._ask(lambda member: member.kv.Range, request, repeat=True)
         return Loaded(
             {messages.to_text(kv.key): messages.to_record(kv) for kv in reply.kvs},
             reply.header.revision,
@@ -150,14 +141,16 @@ class EtcdStore:
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=from_revision)
         # A connection of its own: that of the calls is given up when one of them is not answered.
         deadline = time.monotonic() + self._timeout
-        member = Endpoint((await self._connected(deadline)).name, self._tls)
+        member = Endpoint((await self._connected(deadline)).name, self._pem)
         try:
             async with contextlib.aclosing(self._responses(member, create)) as responses:
                 async for response in responses:
                     if response.canceled:
                         raise _watch_ended(member, response)
                     if response.events:
-                        yield [messages.to_event(event) for event in response.events]
+                        events = [messages.to_event(event) for event in response.events]
+                        self._continuity.told(events[-1].revision)
+                        yield events
         except (rpc.AioRpcError, asyncio.InvalidStateError) as exc:
             raise failure(member, exc) from exc
         finally:
@@ -167,11 +160,7 @@ class EtcdStore:
         """See `Store`."""
         check_ttl(ttl)
         request = rpc.LeaseGrantRequest(TTL=ttl)
-        reply = await self._call(
-            lambda member, timeout: member.leases.LeaseGrant(
-                request, timeout=timeout, metadata=self._metadata
-            )
-        )
+        reply = await self._ask(lambda member: member.leases.LeaseGrant, request)
         return Lease(reply.ID, reply.TTL)
 
     async def keep_alive(self, lease: int) -> None:
@@ -194,26 +183,28 @@ class EtcdStore:
     async def revoke_lease(self, lease: int) -> None:
         """See `Store`."""
         request = rpc.LeaseRevokeRequest(ID=lease)
-        await self._call(
-            lambda member, timeout: member.leases.LeaseRevoke(
-                request, timeout=timeout, metadata=self._metadata
-            )
-        )
+        await self._ask(lambda member: member.leases.LeaseRevoke, request)
 
     async def size(self) -> Size | None:
         """See `Store`. It is that of the member that answers."""
         request = rpc.StatusRequest()
-        reply = await self._call(
-            lambda member, timeout: member.maintenance.Status(
-                request, timeout=timeout, metadata=self._metadata
-            ),
-            repeat=True,
-        )
+        reply = await self._ask(lambda member: member.maintenance.Status, request, repeat=True)
         return Size(reply.dbSize, reply.dbSizeInUse)
 
     def begin_anew(self) -> None:
         """See `Store`."""
         self._continuity.begin_anew()
+
+    def renew(self) -> None:
+        """Connect and sign in anew, by what is in the files of its credentials now.
+
+        What is under way ends as it would.
+
+        Raises:
+            StoreUnreachableError: a file cannot be read, and all stays as it is.
+        """
+        self._make_members()
+        self._metadata, self._turned_away = (), None
 
     async def close(self) -> None:
         """See `Store`."""
@@ -339,14 +330,18 @@ class EtcdStore:
         async with member.signing_in:
             if self._metadata:
                 return
-            if self._turned_away is not None and time.monotonic() < self._turned_away.until:
-                raise self._turned_away.error.with_traceback(None)
-            request = rpc.AuthenticateRequest(name=user.name, password=user.password)
+            if self._turned_away is not None and time.monotonic() < self._turned_away[1]:
+                raise self._turned_away[0].with_traceback(None)
+            try:
+                password = user.password()
+            except ValueError as exc:
+                raise StoreUnreachableError(str(exc)) from None
+            request = rpc.AuthenticateRequest(name=user.name, password=password)
             try:
                 reply = await member.auth.Authenticate(request, timeout=timeout)
             except rpc.AioRpcError as exc:
                 if not isinstance(failure(member, exc), StoreUnreachableError):
-                    self._turned_away = _TurnedAway(exc, time.monotonic() + SIGN_IN_PAUSE)
+                    self._turned_away = exc, time.monotonic() + SIGN_IN_PAUSE
                 raise
             self._metadata = (("token", reply.token),)
 
@@ -355,34 +350,57 @@ class EtcdStore:
 
         With some that were `asked` already, one of the others; then it is not yet preferred to them.
         """
-        if not self._members:
-            self._members = [Endpoint(endpoint, self._tls) for endpoint in self.endpoints]
-        if self._members[0].ready and not asked:
+        if self._members and self._members[0].ready and not asked:
             return self._members[0]
-        while (left := deadline - time.monotonic()) > 0:
-            if not (others := [member for member in self._members if member not in asked]):
-                break
-            attempts = [asyncio.ensure_future(member.connect()) for member in others]
-            try:
-                await asyncio.wait(attempts, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for attempt in attempts:
-                    attempt.cancel()
-            for member in self._members:
-                if member.ready and member not in asked:
-                    if not asked:
-                        self._members.remove(member)
-                        self._members.insert(0, member)
-                    return member
+        self._make_members()
+        why = asyncio.ensure_future(self._why((deadline - time.monotonic()) / 2))
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if not (others := [member for member in self._members if member not in asked]):
+                    break
+                attempts = [asyncio.ensure_future(member.connect()) for member in others]
+                try:
+                    await asyncio.wait(attempts, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for attempt in attempts:
+                        attempt.cancel()
+                for member in self._members:
+                    if member.ready and member not in asked:
+                        if not asked:
+                            self._members.remove(member)
+                            self._members.insert(0, member)
+                        return member
+        finally:
+            why.cancel()
         raise StoreUnreachableError(
             f"no connection to etcd at {', '.join(self.endpoints)} within {self._timeout:g} s"
+            + (why.result() if why.done() else "")
         )
+
+    def _make_members(self) -> None:
+        """Have connections by what is in the files now: others than those that there are, perhaps."""
+        try:
+            pem = self._tls and self._tls.read()
+        except ValueError as exc:
+            raise StoreUnreachableError(f"no connection to etcd: {exc}") from None
+        if self._members and pem == self._pem:
+            return
+        for member in self._members:
+            self._give_up(member)
+        self._pem = pem
+        self._members = [Endpoint(endpoint, pem) for endpoint in self.endpoints]
+
+    async def _why(self, pause: float) -> str:
+        """Return what to say of the reason, if there is no connection by then."""
+        await asyncio.sleep(pause)
+        reasons = await asyncio.gather(*(obstacle(name, self._tls) for name in self.endpoints))
+        return next((f": {reason}" for reason in reasons if reason), "")
 
     def _replace(self, member: Endpoint) -> None:
         """Put an endpoint last, and connect anew: only one that is alive will have a connection."""
         if member in self._members:
             self._members.remove(member)
-            self._members.append(Endpoint(member.name, self._tls))
+            self._members.append(Endpoint(member.name, self._pem))
             self._give_up(member)
 
     def _give_up(self, member: Endpoint) -> None:

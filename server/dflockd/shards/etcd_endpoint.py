@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
+from dflockd.shards.credentials import EtcdTls
 from dflockd.shards.errors import (
     LeaseGoneError,
     StoreDeniedError,
     StoreError,
     StoreFullError,
     StoreUnreachableError,
+    network_problem,
 )
-from dflockd.shards.tls import EtcdTls
 
 try:
     import grpc
@@ -22,7 +24,7 @@ except ImportError as exc:
         f"the etcd store needs aetcd: pip install 'dflockd-py[etcd]' ({exc})"
     ) from exc
 
-__all__ = ["METADATA", "Endpoint", "failure", "grpc", "is_signed_out", "rpc", "silent"]
+__all__ = ["METADATA", "Endpoint", "failure", "grpc", "is_signed_out", "obstacle", "rpc", "silent"]
 
 # Else gRPC ends its thread when the last channel is gone, and blocks until that has ended, which can
 # be never: https://github.com/grpc/grpc/issues/22365
@@ -53,21 +55,30 @@ _REFUSALS = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 
+LOOK_TIMEOUT = 0.3
+"""Seconds in which a member that can be talked to has said something."""
+
 _DENIALS = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
 # The same, under codes that mean other things as well.
 _DENIED = ("invalid user ID or password", "user name is empty", "authentication is not enabled")
 
 
 class Endpoint:
-    """One endpoint and a connection to it."""
+    """One endpoint and a connection to it.
 
-    def __init__(self, name: str, tls: EtcdTls | None) -> None:
+    Args:
+        name: where it is.
+        pem: what is in the files of an `EtcdTls`; ``None`` without TLS.
+    """
+
+    def __init__(self, name: str, pem: Sequence[bytes | None] | None) -> None:
         self.name = name
         self.signing_in = asyncio.Lock()
-        if tls is None:
+        if pem is None:
             self.channel = rpc.insecure_channel(name, options=_OPTIONS)
         else:
-            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+            ca, cert, key = pem
+            credentials = grpc.ssl_channel_credentials(ca, key, cert)
             self.channel = rpc.secure_channel(name, credentials, options=_OPTIONS)
         self.auth = rpc.AuthStub(self.channel)
         self.kv = rpc.KVStub(self.channel)
@@ -86,6 +97,30 @@ class Endpoint:
             await self.channel.channel_ready()
 
 
+async def obstacle(name: str, tls: EtcdTls | None) -> str:
+    """Say why there is no connection to an endpoint: gRPC tells that only its log."""
+    if tls is not None and (problem := tls.problem()):
+        return problem
+    host, _, port = name.rpartition(":")
+    try:
+        reader, writer = await asyncio.open_connection(
+            host.strip("[]"), int(port), ssl=tls and tls.context()
+        )
+        try:
+            # A certificate is refused after the handshake. An etcd that is content says hello.
+            async with asyncio.timeout(LOOK_TIMEOUT):
+                await reader.read(1)
+        finally:
+            writer.transport.abort()
+    except TimeoutError:
+        return "it does not answer"
+    except OSError as exc:
+        return network_problem(exc)
+    except ValueError:
+        return "there is no such name or port"
+    return ""
+
+
 def failure(endpoint: Endpoint, exc: Exception) -> StoreError:
     """Return what an error of a call says."""
     if not isinstance(exc, rpc.AioRpcError):
@@ -101,6 +136,8 @@ def failure(endpoint: Endpoint, exc: Exception) -> StoreError:
     elif code == grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
         kind = StoreFullError
         details += " (compact it, defragment it, and disarm its alarm)"
+    if _DENIED[0] in details:
+        details += ": look at the name of the user, and at what is in the file with the password"
     return kind(f"etcd {endpoint.name} refused: {details}", server=endpoint.name)
 
 

@@ -7,6 +7,9 @@ from dflockd.errors import InvalidArgumentError
 SERVERS_PREFIX = "/dflockd"
 """Where the lock servers keep their cluster, unless they are told otherwise."""
 
+SERVERS_MARK = "dflockd/"
+"""What the entry of a lock server begins with."""
+
 PREFIX = "/dflockd-shards"
 """Where this library keeps a mapping of yours: never by default among the lock servers."""
 
@@ -47,6 +50,14 @@ class Keys:
         """It is there while shards may be held of which a store that was replaced does not know."""
         self.library = f"{self.prefix}/library"
         """That nodes of this library have the prefix."""
+
+    @staticmethod
+    def shard(name: str, num_shards: int) -> int | None:
+        """Return the shard whose record has this name in its folder; ``None`` if it is no shard's."""
+        # There is no end to the digits that can be written.
+        if name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name:
+            return int(name) if int(name) < num_shards else None
+        return None
 
     def key(self, folder: str, name: object) -> str:
         """Return a key in one of the folders; with an empty name, what all of them begin with."""

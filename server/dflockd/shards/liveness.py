@@ -16,8 +16,11 @@ class Roster:
     """The nodes of a store, as far as they are known.
 
     A node is alive while its entry lives by a lease of the store: it ends when nobody renews it. An
-    entry without a lease was written by somebody else, by hand perhaps, and would stay forever. Such
-    a *stranger* neither leads nor gets shards. But its name is taken.
+    entry without a lease, or without the mark of its kind, was written by somebody else, by hand
+    perhaps. Such a *stranger* neither leads nor gets shards. But its name is taken.
+
+    Args:
+        mark: what the entries of nodes begin with.
 
     Attributes:
         nodes: those that are alive.
@@ -25,7 +28,8 @@ class Roster:
         leavers: nodes that want to have no shards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark.encode()
         self.nodes: dict[str, Record] = {}
         self.strangers: dict[str, Record] = {}
         self.leavers: dict[str, Record] = {}
@@ -35,7 +39,7 @@ class Roster:
         before, stranger = self.nodes.pop(name, None), self.strangers.pop(name, None)
         if record is None or not is_name(name):
             return before is not None or stranger is not None
-        if record.lease == NO_LEASE:
+        if record.lease == NO_LEASE or not record.value.startswith(self._mark):
             self.strangers[name] = record
             return stranger is None
         self.nodes[name] = record

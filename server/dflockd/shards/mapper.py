@@ -89,7 +89,7 @@ class ShardMapper:
         records = list(self._empty.records)
         revisions = list(self._empty.revisions)
         for key, record in loaded.records.items():
-            shard_id = self._shard_of(key)
+            shard_id = Keys.shard(key.removeprefix(self._shards), self._empty.num_shards)
             if shard_id is None:
                 logger.warning("%s is not a shard: there are %d", key, self._empty.num_shards)
                 continue
@@ -194,11 +194,3 @@ class ShardMapper:
 
     def _key(self, shard_id: int) -> str:
         return f"{self._shards}{shard_id}"
-
-    def _shard_of(self, key: str) -> int | None:
-        number = key.removeprefix(self._shards)
-        if number.isascii() and number.isdigit() and len(number) < 10:
-            shard_id = int(number)
-            if shard_id < self._empty.num_shards and str(shard_id) == number:
-                return shard_id
-        return None

@@ -18,7 +18,7 @@ PINNED = "pinned"
 _FLAG = "f="
 _EPOCH = "e:"
 _CLEAN = "clean:"
-_KEPT = "kept:"
+_PARTS = "parts:"
 _RECOVERS = "recovers:"
 
 logger = logging.getLogger("dflockd.shards")
@@ -66,13 +66,13 @@ class ShardRecord(NamedTuple):
         return self._number(_CLEAN)
 
     @property
-    def kept(self) -> int | None:
-        """The epoch of which locks are kept for the next node, if there are any: ``kept:<number>``.
+    def parts(self) -> int:
+        """In how many parts locks are kept for the next node: flag ``parts:<number>``, without it 0.
 
         Raises:
             BadShardValueError: it is not a number.
         """
-        return self._number(_KEPT)
+        return self._number(_PARTS) or 0
 
     @property
     def recovers(self) -> int:
@@ -102,9 +102,9 @@ class ShardRecord(NamedTuple):
         """Return the record that says, or with ``None`` does not say, that this epoch ended clean."""
         return self._replace(flags=_with_number(self.flags, _CLEAN, epoch))
 
-    def with_kept(self, epoch: int | None) -> ShardRecord:
-        """Return the record that says, or with ``None`` does not say, that its locks are kept."""
-        return self._replace(flags=_with_number(self.flags, _KEPT, epoch))
+    def with_parts(self, number: int) -> ShardRecord:
+        """Return the record that says that locks are kept in so many parts."""
+        return self._replace(flags=_with_number(self.flags, _PARTS, number or None))
 
     def with_recovers(self, until: int | None) -> ShardRecord:
         """Return the record that says, or with ``None`` does not say, until when holders have time."""

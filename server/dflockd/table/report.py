@@ -4,74 +4,122 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias, final
 
 from dflockd.table.rates import Rate
 from dflockd.table.state import Entry, Hold, Partition, Waiter
-from dflockd.wire import UNLIMITED, Report, Space
+from dflockd.wire import UNLIMITED, Space
+
+STEP: Final = 16
+"""Keys, holders or waiters that are described in one step."""
 
 MAX_LISTED = 1000
-"""Keys, holders or waiters that one report lists: others wait while it is made, some milliseconds."""
+"""Keys, holders or waiters that one report lists."""
 
 MAX_BYTES = 1_000_000
-"""Bytes of JSON that a report may have: published clients refuse a line over 1 MiB."""
+"""Bytes of JSON that a report lists: published clients refuse a line over 1 MiB."""
+
+_Listed: TypeAlias = tuple[Iterator[Any], Callable[[Any, float], dict[str, object]]]
+"""What is listed, and how each is described."""
 
 
-def fitting(collect: Callable[[int], dict[str, object]]) -> Report:
-    """Make a report of what `collect` gives for a number of things to list, short enough to send."""
-    listed = MAX_LISTED
-    while True:
-        text = json.dumps(collect(listed), separators=(",", ":"), ensure_ascii=False)
-        report = Report(text.encode())
-        if len(report.json) < MAX_BYTES:
-            return report
-        listed //= 2
+@final
+class Listing:
+    """A report that is made in steps: what is said of the whole, and lists until there is enough.
+
+    Args:
+        said: what is said of the whole.
+        lists: what is listed, by name, as it is now; what has ended before its turn comes is left out.
+        omitted: how many are left out already.
+    """
+
+    def __init__(
+        self, said: Mapping[str, object], lists: Mapping[str, _Listed], omitted: int
+    ) -> None:
+        self._said = said
+        self._lists = list(lists.items())[::-1]
+        self._texts: dict[str, list[str]] = {name: [] for name in lists}
+        self._omitted = omitted
+        self._size = 0
+
+    def step(self, now: float) -> bool:
+        """Go on for a moment; return whether that was the last of it."""
+        for _ in range(STEP):
+            if not self._lists:
+                return True
+            name, (items, describe) = self._lists[-1]
+            item = next(items, None)
+            if item is None:
+                self._lists.pop()
+                continue
+            text = json.dumps(describe(item, now), separators=(",", ":"), ensure_ascii=False)
+            self._size += len(text.encode()) + 1
+            if self._size < MAX_BYTES:
+                self._texts[name].append(text)
+            else:
+                self._omitted += 1
+        return False
+
+    def text(self) -> bytes:
+        """Return the report as JSON, after the last step."""
+        said = json.dumps(
+            {**self._said, "omitted": self._omitted}, separators=(",", ":"), ensure_ascii=False
+        )
+        lists = (f',"{name}":[{",".join(texts)}]' for name, texts in self._texts.items())
+        return f"{said[:-1]}{''.join(lists)}}}".encode()
 
 
 def stats(
-    partitions: Iterable[Partition], size: int, connections: int, now: float, listed: int
-) -> dict[str, object]:
+    partitions: Iterable[Partition], size: int, said: dict[str, object], most: int = MAX_LISTED
+) -> Listing:
     """Return who holds what, in the form that published clients check.
 
-    Of the `size` keys those beyond `listed` are left out and counted as ``omitted``.
+    Of the `size` keys those beyond `most` are left out and counted as ``omitted``.
     """
     entries: list[Entry] = []
-    most = min(size, listed)
+    most = min(size, most)
     for partition in partitions:
         if len(entries) >= most:
             break
         for space in partition.spaces:
             if space:
                 entries += itertools.islice(space.values(), most - len(entries))
-    return {
-        "connections": connections,
-        "locks": [_lock(entry, now) for entry in entries if not _is_semaphore(entry)],
-        "semaphores": [_semaphore(entry) for entry in entries if _is_semaphore(entry)],
-        # Entries are dropped as soon as they are idle, so there is nothing to list here.
-        "idle_locks": [],
-        "idle_semaphores": [],
-        "omitted": size - len(entries),
+    # Entries are dropped as soon as they are idle, so there is nothing to list there.
+    said = {"idle_locks": [], "idle_semaphores": [], **said}
+    lists: dict[str, _Listed] = {
+        "locks": (_there(entries, semaphores=False), _lock),
+        "semaphores": (_there(entries, semaphores=True), _semaphore),
     }
+    return Listing(said, lists, size - len(entries))
 
 
-def inspect(
-    key: bytes, entry: Entry | None, now: float, listed: int, known: Rate | None = None
-) -> dict[str, object]:
+def inspect(key: bytes, entry: Entry | None, now: float, known: Rate | None) -> Listing:
     """Return who holds a key and who waits for it, in order; times in seconds.
 
-    Of more than `listed` holders or waiters the last are left out and counted as ``omitted``.
+    Of more than `MAX_LISTED` holders or waiters the last are left out and counted as ``omitted``.
     """
     holds = entry.holds.values() if entry is not None else ()
     waiters = (entry.waiters or ()) if entry is not None else ()
-    return {
+    said = {
         "key": key.decode(),
         "limit": limit(entry) if entry is not None else None,
         "rate": rate(known, now),
-        "holders": [holder(hold, now) for hold in itertools.islice(holds, listed)],
-        "waiters": [waiter(each, now) for each in itertools.islice(waiters, listed)],
-        "omitted": max(0, len(holds) - listed) + max(0, len(waiters) - listed),
         "pace_s": pace(entry, now) if entry is not None else None,
     }
+    # In one piece: who comes next may be another by the next step.
+    first = list(itertools.islice(holds, MAX_LISTED))
+    queue = list(itertools.islice(waiters, MAX_LISTED))
+    omitted = len(holds) - len(first) + len(waiters) - len(queue)
+    lists: dict[str, _Listed] = {"holders": (iter(first), holder), "waiters": (iter(queue), waiter)}
+    return Listing(said, lists, omitted)
+
+
+def _there(entries: list[Entry], *, semaphores: bool) -> Iterator[Entry]:
+    """Yield those that are there when their turn comes."""
+    for entry in entries:
+        if _is_semaphore(entry) is semaphores and (entry.holds or entry.waiters):
+            yield entry
 
 
 def _is_semaphore(entry: Entry) -> bool:
@@ -95,7 +143,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
     }
 
 
-def _semaphore(entry: Entry) -> dict[str, object]:
+def _semaphore(entry: Entry, _now: float) -> dict[str, object]:
     return {
         "key": entry.key.decode(),
         "limit": entry.limit,

@@ -44,8 +44,11 @@ from dflockd.wire.arguments import Asked
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
 
-LAPSED = Recovering(200)
+LAPSED = Recovering(200, b"cut off")
 """The answer while this server has not heard of the others for too long."""
+
+CLOSED = Recovering(200, b"closed")
+"""The answer of a server that is about to end: what the others know is worth nothing."""
 
 RESUME_TIMEOUT = 2.0
 """Seconds for which a position that came with its shard is reserved for its waiter."""
@@ -125,6 +128,8 @@ class ShardTable(LockTable):
         """What is here, by shard."""
         self._directory = directory
         self._serving = Serving()
+        self._lapsed = LAPSED
+        """What to answer after that."""
 
     # Shards.
 
@@ -137,6 +142,7 @@ class ShardTable(LockTable):
     def lapse(self) -> None:
         """Grant and renew no more, whatever was said before."""
         self._serving.until = -math.inf
+        self._lapsed = CLOSED
 
     def open(
         self,
@@ -260,7 +266,7 @@ class ShardTable(LockTable):
                     peer.waiting = None
                 else:
                     self.slots.leave(waiter)
-                effects.append((peer.id, LAPSED))
+                effects.append((peer.id, self._lapsed))
         return effects
 
     def drop(self, shard: int, reply: Refusal) -> tuple[list[Effect], set[int]]:
@@ -306,7 +312,11 @@ class ShardTable(LockTable):
 
     def status(self, now: float) -> str:
         """Return whether it may grant locks; a single shard may recover all the same."""
-        return "serving" if now < self._serving.until else "cut off"
+        if now >= self._serving.until:
+            return self._lapsed.status.decode()
+        waits = [each.recovers_until for each in self.partitions.values()]
+        recovers = bool(waits) and all(until is not None and now < until for until in waits)
+        return "recovering" if recovers else "serving"
 
     def each_partition(self) -> Iterable[Partition]:
         """Return all that is in the table."""
@@ -327,7 +337,7 @@ class ShardTable(LockTable):
         partition = self.locate(key)
         is_here = partition is FROZEN or isinstance(partition, Partition)
         if is_here and now >= self._serving.until:
-            return LAPSED
+            return self._lapsed
         if isinstance(partition, Partition) and partition.opens_at is not None:
             if now < partition.opens_at:
                 return Recovering(math.ceil((partition.opens_at - now) * 1000))

@@ -13,6 +13,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import NewestRecord
 from dflockd.table.rates import PackedRecord, Rate, RateRecord
+from dflockd.table.report import Listing
 from dflockd.table.requests import Answer, Requests
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import Entry, Hold, HoldRecord, Partition, Peer
@@ -179,7 +180,11 @@ class LockTable(Requests):
             self.slots.lapse(hold, now, effects)
 
     def status(self, now: float) -> str:
-        """Return whether locks are granted, as a word: ``serving``, ``recovering`` or ``cut off``."""
+        """Return whether locks are granted, in a word or two: everybody asks this.
+
+        ``serving``; ``recovering``: only holders from before are served yet. In a cluster also
+        ``cut off`` from the store, and ``closed``: the store was replaced, and this server ends.
+        """
         until = self._partition.recovers_until
         return "serving" if until is None or now >= until else "recovering"
 
@@ -210,14 +215,21 @@ class LockTable(Requests):
         """Return all that is in the table."""
         return (self._partition,)
 
-    def search(self, request: Find) -> Search:
-        """Return what finds it, in steps: a table of a hundred thousand keys takes some time."""
-        return Search(
-            self.each_partition(),
-            request.text.decode(),
-            waiters=request.waiters,
-            notes=request.notes,
-        )
+    def look(self, request: Find | Inspect | Stats, now: float) -> Search | Listing | Refusal:
+        """Return what is made in steps: to look at a hundred thousand keys takes some time."""
+        if isinstance(request, Find):
+            text, waiters = request.text.decode(), request.waiters
+            return Search(self.each_partition(), text, waiters=waiters, notes=request.notes)
+        if isinstance(request, Inspect):
+            partition = self.locate(request.key)
+            if not isinstance(partition, Partition):
+                return partition
+            entry = partition.spaces[request.space].get(request.key)
+            rate = self.rate_of(request.space, request.key)
+            return report.inspect(request.key, entry, now, rate)
+        connections = len(self.connections.peers)
+        said = {"connections": connections, **self.about, "status": self.status(now)}
+        return report.stats(self.each_partition(), self.slots.size, said)
 
     def shards(self, _request: Shards, _now: float) -> Reply:
         """Return which server has which shard; in no cluster an error."""
@@ -372,17 +384,6 @@ def _listen(
     return superseding.listen(table.slots, partition, peer, key, token, now, effects)
 
 
-def _inspect(
-    table: LockTable, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]
-) -> Reply:
-    partition = table.locate(request.key)
-    if not isinstance(partition, Partition):
-        return partition
-    entry = partition.spaces[request.space].get(request.key)
-    rate = table.rate_of(request.space, request.key)
-    return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed, rate))
-
-
 def _evict(
     table: LockTable, _peer: Peer, request: Evict, now: float, effects: list[Effect]
 ) -> Reply:
@@ -398,27 +399,19 @@ def _evict(
     return Status.OK
 
 
-def _stats(
-    table: LockTable, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]
+def _look_at_once(
+    table: LockTable,
+    _peer: Peer,
+    request: Find | Inspect | Stats,
+    now: float,
+    _effects: list[Effect],
 ) -> Reply:
-    connections = len(table.connections.peers)
-    partitions = table.each_partition()
-    return report.fitting(
-        lambda listed: {
-            **report.stats(partitions, table.slots.size, connections, now, listed),
-            **table.about,
-            "status": table.status(now),
-        }
-    )
-
-
-def _find_at_once(
-    table: LockTable, _peer: Peer, request: Find, now: float, _effects: list[Effect]
-) -> Reply:
-    search = table.search(request)
-    while not search.step(now):
+    steps = table.look(request, now)
+    if not isinstance(steps, Search | Listing):
+        return steps
+    while not steps.step(now):
         pass
-    return Report(search.text())
+    return Report(steps.text())
 
 
 def _ping(
@@ -458,10 +451,10 @@ _HANDLERS: Final[
     Release: _release,
     Renew: _renew,
     Unbegun: _unbegun,
-    Stats: _stats,
+    Stats: _look_at_once,
     StableRef: _stable_ref,
-    Inspect: _inspect,
-    Find: _find_at_once,
+    Inspect: _look_at_once,
+    Find: _look_at_once,
     Evict: _evict,
     Ping: _ping,
     # One server: every change is in effect as soon as it is answered.

@@ -13,8 +13,8 @@ from dflockd.address import CLUSTER_PREFIX, DEFAULT_PORT
 from dflockd.config import SettingError, load_token
 from dflockd.errors import InvalidArgumentError
 from dflockd.files import refuse_irregular
+from dflockd.ranking import SORTS
 from dflockd.top.screen import watch
-from dflockd.top.survey import SORTS
 
 SHORTEST, LONGEST = 0.2, 3600.0
 """Bounds of ``--interval`` in seconds."""

@@ -17,8 +17,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from dflockd.address import ServerLike, parse_servers
+from dflockd.ranking import SORTS
 from dflockd.top.look import WAITERS, Look, keys_in
-from dflockd.top.survey import DEPTH, SORTS, Survey
+from dflockd.top.survey import DEPTH, Survey
 from dflockd.top.view import draw
 
 FRAME = 0.5

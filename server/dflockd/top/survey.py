@@ -6,24 +6,23 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dflockd.address import Seeds, Servers
 from dflockd.admin import Inquiry, is_note
 from dflockd.client.operations import ShardReport
 from dflockd.errors import DflockdError, MovedError, RecoveringError
+from dflockd.ranking import SORTS, Ranked
 from dflockd.rates import describe_rate, keeps_waiting
 
 DEPTH = 100
 """Keys of each server that are looked at closely: more than fit a screen."""
 
 T = TypeVar("T")
-
-Rank: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,11 @@ class Row:
     group: str = ""
     oldest_s: float = 0.0
     semaphore: bool = False
+
+    @property
+    def ranked(self) -> Ranked:
+        """What counts for its place among others."""
+        return Ranked(self.key, self.semaphore, self.waiters, self.held_s, self.oldest_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Report:
         waiting: who waits, longest first, if that was wanted.
         matched: how many there are of what was asked for; -1 where all was.
         circles: of waiters, each in words.
+        status: whether it grants locks; see `LockTable.status`.
     """
 
     server: str
@@ -115,6 +120,7 @@ class Report:
     waiting: Sequence[Waiting] = ()
     matched: int = -1
     circles: Sequence[str] = ()
+    status: str = "serving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,9 @@ class Shards:
     error: str = ""
 
 
-SORTS: dict[str, Callable[[Row], Rank]] = {
-    "waiters": lambda row: (-row.waiters, -row.held_s, row.key, row.semaphore),
-    "wait": lambda row: (-row.oldest_s, -row.waiters, row.key, row.semaphore),
-    "age": lambda row: (-row.held_s, row.key, row.semaphore),
-    "key": lambda row: (row.key, row.semaphore),
-}
-"""In what order keys can be listed: the longest queue or wait, the oldest holder, or by name."""
+def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
+    """Return keys in one of the orders of `SORTS`."""
+    return sorted(rows, key=lambda row: SORTS[sort](row.ranked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
                 rows, waiting = [], [_waiting(inquiry.server, row) for row in found["found"]]
             else:
                 rows = _of_found(inquiry.server, found["found"], [] if asked.text else listed)
-        rows = sorted(rows, key=SORTS[asked.sort])
+        rows = in_order(rows, asked.sort)
         close = (_looked_at(inquiry, row) for row in rows[:depth])
         return Report(
             inquiry.server,
@@ -182,6 +184,7 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
             waiting=waiting,
             matched=matched,
             circles=stats.get("circles", ()),
+            status=stats.get("status", "serving"),  # a published server does not say
         )
     except DflockdError as exc:
         return Report(inquiry.server, now, error=str(exc))

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dflockd.admin import duration, printable
 from dflockd.top.look import HELP, WAITERS, Look
-from dflockd.top.survey import SORTS, Report, Row, Shards
+from dflockd.top.survey import Report, Row, Shards, in_order
 from dflockd.wire import UNLIMITED
 
 MIN_SERVER_WIDTH = 100
@@ -89,7 +89,7 @@ def _table() -> Table:
 
 def _keys(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, int]:
     room, asked, now, width, shows_server = frame
-    rows = sorted(chain(*(report.rows for report in reports)), key=SORTS[look.sort])
+    rows = in_order(chain(*(report.rows for report in reports)), look.sort)
     look.keep_within(len(rows), room)
     table, has_bar, has_oldest = _table(), width >= MIN_BAR_WIDTH, width >= MIN_LONGEST_WIDTH
     fixed, wide = 22 + (BAR + 1) * has_bar + 8 * has_oldest, 4 if has_bar else 5
@@ -218,6 +218,11 @@ def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
 def _problems(reports: Sequence[Report], shards: Shards | None) -> list[Text]:
     problems = [report.error for report in reports if report.error]
     problems += [f"deadlock: {circle}" for report in reports for circle in report.circles]
+    problems += [
+        f"{report.server} grants nothing: it is {report.status}"
+        for report in reports
+        if report.status != "serving"
+    ]
     if shards is not None and shards.error:
         problems.insert(0, shards.error)
     if shards is not None and shards.unserved:

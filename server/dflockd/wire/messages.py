@@ -400,13 +400,15 @@ class Status(Enum):
 
 
 class Recovering(NamedTuple):
-    """``error_recovering <ms>``: not now, for holders that the server forgot may be running.
+    """``error_recovering <ms>[ <status>]``: not now, for holders that the server forgot may be running.
 
     Or a shard is being handed over, or its server is cut off from the others. Ask the same server
     again, not much later than this.
     """
 
     milliseconds: int
+    status: bytes = b""
+    """That of the server, if that is the reason: ``cut off`` or ``closed``; see `LockTable.status`."""
 
 
 class Moved(NamedTuple):

@@ -166,11 +166,6 @@ class RequestReader:
             self.check_unfinished()
         return None
 
-    def put_back(self) -> None:
-        """Let the request that was taken last be the next one again."""
-        self._taken -= 3
-        self.ready += 1
-
     @property
     def pending(self) -> int:
         """Bytes received and not taken yet."""

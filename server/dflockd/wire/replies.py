@@ -96,6 +96,9 @@ def encode_reply(reply: Reply) -> bytes:
         return b"hello ok %b %b\n" % (reply.version, b",".join(sorted(reply.features)))
     if type(reply) is Unwelcome:
         return _HELLO + reply.status.line
+    if type(reply) is Recovering:
+        status = b" " + reply.status if reply.status else b""
+        return b"error_recovering %d%b\n" % (reply.milliseconds, status)
     return _LINES[type(reply)] % reply
 
 
@@ -104,7 +107,6 @@ _LINES: Final[dict[type, bytes]] = {
     TimedOut: b"timeout %b\n",
     YourTurn: b"turn %b\n",
     Aged: b"ok %d\n",
-    Recovering: b"error_recovering %d\n",
     OwnerConflict: b"error_owner %b %d\n",
 }
 
@@ -241,7 +243,10 @@ def parse_map(line: bytes) -> Report | Refusal:
 def _status(line: bytes, *unfit: Status) -> Refusal:
     status = _STATUSES.get(line)
     if status is None and line.startswith(_RECOVERING):
-        return Recovering(_seconds(line.removeprefix(_RECOVERING), 0, "milliseconds"))
+        wait, space, status_now = line.removeprefix(_RECOVERING).partition(b" ")
+        if space and not status_now.replace(b" ", b"").isalpha():
+            raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
+        return Recovering(_seconds(wait, 0, "milliseconds"), status_now)
     if status is None and (moved := _MOVED.fullmatch(line)):
         return Moved(int(moved[1]), int(moved[2]), moved[3], moved[4] or b"")
     if status is None and (conflict := _OWNER.fullmatch(line)):

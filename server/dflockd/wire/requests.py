@@ -53,14 +53,12 @@ _PACKED: Final = b"zlib"
 OTHER: Final = 0
 ENTRY: Final = 1
 """Who is there, and may be: `Auth` and `Hello`."""
-REPORT: Final = 2
-"""The answer can be long."""
-RELEASE: Final = 3
+RELEASE: Final = 2
 """Of this one and all that follow there need not be a message."""
-RENEW: Final = 4
-ACQUIRE: Final = 5
-ENQUEUE: Final = 6
-WAIT: Final = 7
+RENEW: Final = 3
+ACQUIRE: Final = 4
+ENQUEUE: Final = 5
+WAIT: Final = 6
 
 MOST_KNOWN: Final = 256
 """Arguments of one command that are kept, read: clients use the same few again and again."""
@@ -212,7 +210,7 @@ def _of_lines(message: Any) -> Command:
 
     if message is Auth:
         return Command(parse, ENTRY, longest=MAX_SECRET)
-    return Command(parse, REPORT if message is Stats else OTHER)
+    return Command(parse, OTHER)
 
 
 _in_order = arguments.in_order
@@ -236,13 +234,13 @@ COMMANDS: Final[dict[bytes, Command]] = {
     b"enqueue": _of_a_slot(ENQUEUE, _LOCK, Enqueue, arguments.enqueue, named=True),
     b"wait": _of_a_slot(WAIT, _LOCK, Wait, arguments.wait, named=True),
     b"renew": _of_a_slot(OTHER, _LOCK, Renew, arguments.renew, named=True),
-    b"shards": Command(_shards, REPORT),
+    b"shards": Command(_shards, OTHER),
     # Of operators.
-    b"i": _of_a_key(REPORT, _LOCK, Inspect, _nothing),
-    b"si": _of_a_key(REPORT, _SEMAPHORE, Inspect, _nothing),
+    b"i": _of_a_key(OTHER, _LOCK, Inspect, _nothing),
+    b"si": _of_a_key(OTHER, _SEMAPHORE, Inspect, _nothing),
     b"evict": _of_a_key(OTHER, _LOCK, Evict, _fence),
     b"sevict": _of_a_key(OTHER, _SEMAPHORE, Evict, _fence),
-    b"find": Command(_find, REPORT),
+    b"find": Command(_find, OTHER),
     # Of all.
     **{command: _of_lines(message) for message, (command, _, _) in _LINES.items()},
 }
@@ -264,23 +262,15 @@ def encode_request(request: Request) -> bytes:
 
     The values are trusted to be sendable: check a key with `key_problem` first.
     """
-    # That of every lock before all: among the cases it would take twice as long.
+    # Those of every lock before all: among the cases they would take a multiple of the time.
     if isinstance(request, Acquire):
         return _encode_acquire(request)
+    if isinstance(request, Enqueue):
+        return _encode_enqueue(request)
     # Then what comes often: it looks through the cases in order.
     match request:
         case Release(space, key, token):
             return encode_release(space, key, token)
-        case Enqueue(space, key, limit, lease, None, None, b"", None, b"", None) if (
-            limit == 1 or space is Space.SEMAPHORE
-        ):
-            if space is Space.SEMAPHORE:
-                return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
-            return b"e\n%b\n%b\n" % (key, _numbers(lease))
-        case Enqueue(_, key, limit, lease, rate, owner, label, group, ticket, turn):
-            said = b"" if turn is None else b" turn=%d" % turn
-            said += _slot(limit, lease, rate, owner, label, group, ticket)
-            return b"enqueue\n%b\n%b\n" % (key, said[1:])
         case Renew(space, key, token, lease, How.PLAIN, None, b"", None):
             tail = b" %d" % lease if lease is not None else b""
             return b"%bn\n%b\n%b%b\n" % (_PREFIXES[space], key, token, tail)
@@ -323,12 +313,13 @@ def encode_request(request: Request) -> bytes:
             return b"%b\n%b\n%b\n" % (command, key, lines[-1] if has_argument else ANY)
 
 
-_NOTHING_MORE = Acquire(Space.LOCK, b"", 1, 0, None)[5:]
+_NO_MORE_TO_ACQUIRE: Final = Acquire(Space.LOCK, b"", 1, 0, None)[5:]
+_NO_MORE_TO_ENQUEUE: Final = Enqueue(Space.LOCK, b"", 1, None)[4:]
 
 
 def _encode_acquire(request: Acquire) -> bytes:
     space, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve = request
-    if request[5:] == _NOTHING_MORE:
+    if request[5:] == _NO_MORE_TO_ACQUIRE:
         if space is Space.SEMAPHORE:
             return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
         if limit == 1:
@@ -338,6 +329,18 @@ def _encode_acquire(request: Acquire) -> bytes:
         said += b" away=%d hold=%d" % reserve
     said += _slot(limit, lease, rate, owner, label, group, ticket)
     return b"acquire\n%b\n%b\n" % (key, said)
+
+
+def _encode_enqueue(request: Enqueue) -> bytes:
+    space, key, limit, lease, rate, owner, label, group, ticket, turn = request
+    if request[4:] == _NO_MORE_TO_ENQUEUE:
+        if space is Space.SEMAPHORE:
+            return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
+        if limit == 1:
+            return b"e\n%b\n%b\n" % (key, _numbers(lease))
+    said = b"" if turn is None else b" turn=%d" % turn
+    said += _slot(limit, lease, rate, owner, label, group, ticket)
+    return b"enqueue\n%b\n%b\n" % (key, said[1:])
 
 
 def encode_release(space: Space, key: bytes, token: bytes) -> bytes:

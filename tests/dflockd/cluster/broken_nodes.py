@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dflockd.cluster import snapshot as snapshots
@@ -163,7 +164,7 @@ class GraceWithoutThePromise(ServingLeases):
 
 class DropsSnapshots(Claims):
     def _handed_over(
-        self, record: Record | None, former: ShardRecord, now: float
+        self, parts: Sequence[Record | None], former: ShardRecord, now: float
     ) -> Snapshot | None:
         return None
 
@@ -172,18 +173,19 @@ class MissesNoSnapshot(Claims):
     """Takes locks that are not there any more for none."""
 
     def _handed_over(
-        self, record: Record | None, former: ShardRecord, now: float
+        self, parts: Sequence[Record | None], former: ShardRecord, now: float
     ) -> Snapshot | None:
-        return super()._handed_over(record, former.with_kept(None), now)
+        return None if None in parts else super()._handed_over(parts, former, now)
 
 
 class TakesAnySnapshot(Claims):
     def _handed_over(
-        self, record: Record | None, former: ShardRecord, now: float
+        self, parts: Sequence[Record | None], former: ShardRecord, now: float
     ) -> Snapshot | None:
-        if record is None:
+        if None in parts:
             return None
-        return snapshots.load(record.value, json.loads(record.value)["epoch"], now)
+        data = b"".join(part.value for part in parts if part is not None)
+        return snapshots.load(data, json.loads(zlib.decompress(data))[0], now)
 
 
 class DeletesInTheClaim(Node):

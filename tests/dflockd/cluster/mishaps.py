@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.transactions import Kind
 from dflockd.shards import Put
+from dflockd.table import Snapshot
 from dflockd.wire import Renew
 from tests.dflockd.cluster.simulation import KEYS, PREFIX, Client, Connection, Life, World
 
@@ -223,7 +225,7 @@ def handed_over_of_old(world: World) -> None:
     world.visit("c1", 5, lease=8, hold=20)
     world.at(7, world.blind, SECOND, 1)
     world.at(7.1, world.move, 0, SECOND)
-    old = Put(f"{PREFIX}.handoff/0", b'{"epoch":1,"holds":[],"places":[]}')
+    old = Put(f"{PREFIX}.handoff/0", snapshots.dump(Snapshot([], []), 1, 0))
     world.at(7.5, lambda: world.etcd.space.txn([], [old]))
     world.visit("c2", 9, lease=3, hold=3, via=SECOND)
 

@@ -101,7 +101,8 @@ class Cluster:
         while self.now < end:
             self.now = min(end, self.now + step)
             for node in self.nodes.values():
-                self.store.keep_alive(node.membership.lease, self.now)
+                if node.membership.lease:  # else its store was replaced
+                    self.store.keep_alive(node.membership.lease, self.now)
                 node.advance(self.now)
                 assert node.next_deadline() > self.now
             self.settle()

@@ -35,6 +35,10 @@ def run_hangs(seed: int) -> Counter[str]:
     return World(seed, Rules(hangs=True)).run().counts
 
 
+def run_parts(seed: int) -> Counter[str]:
+    return World(seed, Rules(parts=True)).run().counts
+
+
 def run_by(rules: Rules, seed: int) -> Counter[str]:
     return World(seed, rules).run().counts
 

@@ -36,7 +36,7 @@ from dflockd.shards import (
     parse_shard_value,
 )
 from dflockd.shards.etcd import EtcdStore
-from dflockd.shards.keys import SERVERS_PREFIX
+from dflockd.shards.keys import SERVERS_MARK, SERVERS_PREFIX
 from examples.demo.stage import WAIT, LockServer, StageError, wait_until
 from tests.dflockd.cluster import few_shards
 from tests.dflockd.raw_server import RawClient
@@ -168,7 +168,8 @@ class Mapping:
 
     def _run(self, work: Callable[[Cluster], Awaitable[object]]) -> None:
         async def run(store: EtcdStore) -> None:
-            await work(Cluster(store, "stage", prefix=self._prefix, num_shards=self._num_shards))
+            options = {"prefix": self._prefix, "num_shards": self._num_shards}
+            await work(Cluster(store, "stage", mark=SERVERS_MARK, **options))
 
         ask(self._with_store(run))
 

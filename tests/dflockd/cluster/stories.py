@@ -69,6 +69,13 @@ def restored(world: World) -> None:
     world.at(8, world.restore_store, 0.5)
 
 
+def restored_soon(world: World) -> None:
+    """The store is set back by some signs of life alone."""
+    world.at(6, world.etcd.copy)
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(6.9, world.restore_store, 0.5)
+
+
 def owner_hangs(world: World) -> None:
     """A server says nothing for half a minute. Nobody has a lock of it, and everybody a connection."""
     world.at(5, world.stop, FIRST, 30)

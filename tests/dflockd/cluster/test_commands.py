@@ -27,6 +27,7 @@ from dflockd.shards import (
     parse_shard_value,
 )
 from dflockd.shards.etcd import EtcdStore
+from dflockd.shards.keys import SERVERS_MARK
 from tests import forkserver
 from tests.dflockd.cluster import few_shards
 from tests.dflockd.cluster.few_shards import SHARDS
@@ -53,7 +54,8 @@ class Servers:
         self.store = store
         self.prefix = prefix
         self.clusters = {
-            node: Cluster(store, node, prefix=prefix, ttl=60, num_shards=SHARDS) for node in NODES
+            node: Cluster(store, node, prefix=prefix, ttl=60, num_shards=SHARDS, mark=SERVERS_MARK)
+            for node in NODES
         }
 
     async def start(self, *nodes: str) -> None:
@@ -173,13 +175,20 @@ async def test_status_tells_what_recovers_and_what_is_on_its_way(
     await store.txn(
         [], [Put(f"{servers.prefix}/shard/{s}", value.encode()) for s, value in enumerate(values)]
     )
-    await store.txn([], [Put(f"{servers.prefix}/nodes/0", b"by hand")])
+    lease = (await store.grant_lease(60)).id
+    puts = [
+        Put(f"{servers.prefix}/nodes/0", b"by hand"),
+        Put(f"{servers.prefix}/nodes/1", b"x", lease),
+    ]
+    await store.txn([], [*puts, Put(f"{servers.prefix}.closed", b"10.0.0.9:1")])
     text = await output(etcd, servers, "status")
     assert "256 shards: 254 served, 1 recovering, 0 moving, " in text
     assert "0 of servers that are gone, 1 without a server; 0 pinned" in text
     assert f"{NODES[0]}     127          127  leader, 1 recover" in text
     assert "those that recover grant nothing for up to 3" in text
-    assert "the entry of 0 has no lease, so that no server has written it: delete it" in text
+    for name in ("0", "1"):
+        assert f"the entry of {name} was not written by a server, and is ignored: delete it" in text
+    assert "etcd was wiped, or restored from a backup, says 10.0.0.9:1: servers that" in text
     found = json.loads(await output(etcd, servers, "status", "--json"))
     assert [shard["state"] for shard in found["shards"][:4]] == [
         "recovering",
@@ -218,6 +227,19 @@ async def test_rebalance_waits_until_the_servers_have_moved_them(
     assert text.startswith("85 shards moved in ")
     assert dict((await servers.mapping()).counts()) == dict(zip(NODES, (85, 86, 85), strict=True))
     assert (await output(etcd, servers, "rebalance")).startswith("0 shards moved in ")
+
+
+async def test_what_recovers_is_not_moved(etcd: Etcd, servers: Servers, store: Store) -> None:
+    value = f"{NODES[0]},{NODES[0]},f=e:2,f=recovers:{int(time.time()) + 3600}"
+    await store.txn([], [Put(f"{servers.prefix}/shard/4", value.encode())])
+    before = await servers.mapping()
+    for arguments in (["rebalance"], ["move", "0-9", "--to", NODES[2]]):
+        done = await command(etcd, servers, *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "1 of these shards recover for up to 3" in done.stderr
+        assert "the first of them 4: moved before that, their next server would" in done.stderr
+    assert await servers.mapping() == before
+    assert (await output(etcd, servers, "move", "0-3", "--to", NODES[2])).startswith("4 shards")
 
 
 async def test_pinned_shards_stay_unless_they_are_moved_by_name(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.request
 from pathlib import Path
+
+import pytest
 
 from examples.demo.stage import wait_until
 from tests.dflockd.cluster.holders import (
@@ -19,6 +22,7 @@ from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards, 
 from tests.dflockd.cluster.test_replaced_store import readiness
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.shards.etcd_process import Etcd
+from tests.pace import Pace
 
 LAPSED = "no lock is granted or renewed until it does"
 """The line with which a server says that its serving lease has ended."""
@@ -105,3 +109,20 @@ def test_while_etcd_is_silent_grants_stop_with_the_promise_and_go_on_with_it(
     for holder in holders:
         holder.keep()
         assert holder.release() == "ok"
+
+
+@pytest.mark.parametrize("etcd_is", ["dead", "silent"])
+def test_a_server_ends_in_time_though_etcd_does_not_answer(tmp_path: Path, etcd_is: str) -> None:
+    with Etcd(tmp_path) as etcd:
+        flags = ("--cluster", f"etcd://{etcd.endpoint}", "--shutdown-timeout", "4")
+        with FewShards(tmp_path, *flags, name="server") as server:
+            server.wait_joined()
+            with contextlib.closing(server.connect()) as client:
+                asks_until_it_is_granted(client, "k")
+                etcd.kill() if etcd_is == "dead" else etcd.pause()
+                with Pace() as pace:
+                    server.stop()
+            if etcd_is == "silent":
+                etcd.resume()
+    assert pace.seconds < 4
+    assert "not every shard was handed over" in server.log_text()

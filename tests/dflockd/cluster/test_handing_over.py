@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflockd.cluster import handover
+from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.leader import SETTLE
 from dflockd.cluster.transactions import Kind
 from dflockd.shards import Delete, Put
@@ -37,7 +38,7 @@ def test_a_lock_goes_with_its_shard_at_once() -> None:
 def test_more_locks_than_fit_into_one_transaction_go_in_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handover, "MAX_SNAPSHOT", 300)
+    monkeypatch.setattr(handover, "PART", 130)
     cluster = Cluster("a:1", "b:1", num_shards=8)
     tokens = {}
     for shard in range(0, 8, 2):
@@ -52,19 +53,93 @@ def test_more_locks_than_fit_into_one_transaction_go_in_several(
     assert all(cluster.renew("b:1", token, key) == Renewed(4) for key, token in tokens.items())
 
 
-def test_a_shard_with_too_many_locks_is_recovered_by_their_holders(
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, dict[bytes, bytes]]:
+    """A cluster one shard of which does not fit into a transaction, and the tokens of its locks."""
+    monkeypatch.setattr(handover, "PART", 50)
+    cluster = Cluster("a:1", "b:1", "c:1")
+    keys = [b"shard#0/%d" % number for number in range(20)]
+    return cluster, {key: cluster.take("a:1", key) for key in keys}
+
+
+def goes_on(cluster: Cluster, address: str, tokens: dict[bytes, bytes]) -> None:
+    """All locks are there, and others are granted at once."""
+    assert all(cluster.renew(address, token, key) == Renewed(4) for key, token in tokens.items())
+    assert cluster.ask(address, Acquire(Space.LOCK, b"shard#0/7", 1, 0, 4)) is Status.TIMEOUT
+    free = b"shard#0/free-" + address.encode()
+    assert isinstance(cluster.ask(address, Acquire(Space.LOCK, free, 1, 0, 4)), Granted)
+
+
+def test_what_does_not_fit_into_one_transaction_goes_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, tokens = in_parts(monkeypatch)
+    del cluster.transactions[:]
+    cluster.move(0, "b:1")
+    written = of_kind(cluster.transactions, Kind.RELEASE)
+    assert len(written) > 3
+    assert len(of_kind(cluster.transactions, Kind.READ)) == len(written) - 1
+    goes_on(cluster, "b:1", tokens)
+    assert "parts" not in str(cluster.record(0))
+    assert not cluster.store.load("/p.handoff/").records
+
+
+@pytest.mark.parametrize("kind", [Kind.RELEASE, Kind.READ, Kind.CLAIM, Kind.TIDY])
+def test_parts_arrive_though_an_answer_got_lost(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    cluster, tokens = in_parts(monkeypatch)
+    cluster.unanswered = {kind}
+    cluster.move(0, "b:1")
+    cluster.pass_(1)
+    assert not cluster.unanswered
+    goes_on(cluster, "b:1", tokens)
+    assert not cluster.store.load("/p.handoff/").records
+
+
+def test_a_server_that_ends_while_it_reads_parts_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, tokens = in_parts(monkeypatch)
+    cluster.refused = {Kind.READ}
+    cluster.move(0, "b:1")
+    assert cluster.record(0).current == ""
+    cluster.nodes["b:1"].advance(cluster.now + 0.3)  # it has read some, say
+    cluster.refused = set()
+    cluster.kill("b:1")
+    cluster.pass_(SETTLE + 0.5)
+    goes_on(cluster, cluster.record(0).current, tokens)
+
+
+def test_parts_of_a_hand_over_that_was_given_up_are_not_mixed_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, tokens = in_parts(monkeypatch)
+    cluster.refused = {Kind.RELEASE}
+    cluster.move(0, "b:1")
+    (late,) = of_kind(cluster.transactions, Kind.RELEASE)
+    cluster.refused = set()
+    cluster.move(0, "a:1")
+    goes_on(cluster, "a:1", tokens)
+    tokens[b"shard#0/more"] = cluster.take("a:1", b"shard#0/more")
+    cluster.move(0, "b:1")
+    cluster.pass_(1)
+    assert not cluster.store.txn(late.compares, late.operations).succeeded
+    goes_on(cluster, "b:1", tokens)
+
+
+def test_a_part_that_was_deleted_by_hand_is_missed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handover, "MAX_SNAPSHOT", 50)
-    cluster = Cluster("a:1", "b:1")
-    token = cluster.take("a:1")
+    cluster, tokens = in_parts(monkeypatch)
+    cluster.refused = {Kind.READ}
     cluster.move(0, "b:1")
-    assert "shard 0 has too many locks to hand them over" in caplog.text
-    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Recovering)
+    cluster.store.txn([], [Delete("/p.handoff/0/2")])
+    cluster.refused = set()
+    cluster.pass_(1)
+    assert "it was deleted" in caplog.text
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Recovering)
     cluster.pass_(3.2)
-    assert cluster.renew("b:1", token) == Renewed(4)
-    cluster.pass_(5.5)
-    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
+    assert cluster.renew("b:1", tokens[b"shard#0/1"], b"shard#0/1") == Renewed(4)
 
 
 def test_after_a_crash_holders_come_back_and_others_wait() -> None:
@@ -145,8 +220,8 @@ def test_what_another_epoch_handed_over_is_not_believed(caplog: pytest.LogCaptur
     cluster.move(0, "b:1")
     (key,) = cluster.store.load("/p.handoff/").records
     text = cluster.store.load(key).records[key].value
-    old = text.replace(b'"epoch":%d' % cluster.record(0).epoch, b'"epoch":1')
-    cluster.store.txn([], [Put(key, old)])
+    loaded = snapshots.load(text, cluster.record(0).epoch, cluster.now)
+    cluster.store.txn([], [Put(key, snapshots.dump(loaded, 1, cluster.now))])
     cluster.nodes["b:1"] = node
     cluster.settle()
     assert "it is of epoch 1" in caplog.text
@@ -164,16 +239,11 @@ def test_locks_that_were_handed_over_and_deleted_by_hand_are_brought_back_by_the
     cluster.settle()
     cluster.kill("a:1")
     records = [cluster.record(shard) for shard in range(4)]
-    assert [r.kept is not None and r.kept == r.epoch for r in records] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert [record.parts for record in records] == [1, 0, 0, 0]
     cluster.store.txn([], [Delete("/p.handoff/0")])
     cluster.start("a:1")
     assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Recovering)
     assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, b"shard#1/b", 1, 0, 4)), Granted)
     cluster.pass_(3.2)
     assert cluster.renew("a:1", token) == Renewed(4)
-    assert "kept" not in str(cluster.record(0))
+    assert "parts" not in str(cluster.record(0))

@@ -144,7 +144,7 @@ def test_who_balances_waits_as_long_for_servers_that_are_gone() -> None:
     leader.settle(5)
     assert leader.due(5) is None
     assert leader.due(5 + SETTLE - 0.1) is None
-    view.see("/p/nodes/b:1", Record(b"b", 20, 1), 20)
+    view.see("/p/nodes/b:1", Record(b"dflockd/b", 20, 1), 20)
     assert leader.due(5 + SETTLE) is None
     assert [record.target for record in view.records] == ["a:1", "b:1"] * 4
 

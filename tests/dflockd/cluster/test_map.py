@@ -37,7 +37,7 @@ def test_the_map_is_made_once_for_each_change() -> None:
 @pytest.mark.parametrize(
     ("key", "record"),
     [
-        ("nodes/a:1", Record(b"a", 9, LEASE)),  # a sign of life
+        ("nodes/a:1", Record(b"dflockd/a", 9, LEASE)),  # a sign of life
         ("leaving/a:1", Record(b"a", 9, LEASE)),
         ("nodes/c:1", None),
         ("nodes/a,b", Record(b"x", 9)),
@@ -73,7 +73,7 @@ whatever_changes = st.lists(
     )
     | st.tuples(
         st.sampled_from(["nodes/a:1", "nodes/b:1", "leaving/a:1"]),
-        st.sampled_from(["x", "without", None]),
+        st.sampled_from(["dflockd/x", "without", None]),
     ),
     max_size=12,
 )

@@ -105,3 +105,51 @@ def test_fences_grow_on_from_what_a_server_says_that_knows_of_no_shard() -> None
     assert isinstance(floor, Put)
     assert floor.key == "/p/floor/a:1"
     assert int(floor.value) > (WALL >> EPOCH_SHIFT) + 100
+
+
+def set_back(cluster: Cluster, key: str) -> None:
+    """Have a key as it is, at the revision that it had first; others have written meanwhile."""
+    record = cluster.store.load(key).records[key]
+    cluster.store._records[key] = record._replace(revision=1)
+    cluster.store.txn([], [Put("/p/else", b"x")])
+
+
+def test_a_server_whose_latest_sign_of_life_is_lost_notices_that_the_store_was_restored() -> None:
+    """Though the store has had as many changes since as it had lost."""
+    cluster = Cluster("a:1", "b:1")
+    cluster.pass_(2)
+    set_back(cluster, "/p/nodes/a:1")
+    cluster.pass_(2)
+    assert "/p/nodes/a:1 is older than it was" in cluster.nodes["a:1"].trouble
+    assert not cluster.nodes["a:1"].may_serve(cluster.now)
+    assert cluster.nodes["b:1"].may_serve(cluster.now)
+
+
+def test_a_server_whose_claim_is_lost_notices_it_by_the_next_hand_over() -> None:
+    cluster = Cluster("a:1", "b:1")
+    set_back(cluster, "/p/shard/0")
+    node = cluster.nodes["a:1"]
+    node.leave(cluster.now)
+    cluster.settle()
+    assert "/p/shard/0 is older than it was" in node.trouble
+    assert not node.may_serve(cluster.now)
+
+
+def test_those_that_were_there_before_learn_it_from_whoever_has_noticed_and_others_do_not() -> None:
+    cluster = Cluster("a:1", "b:1")
+    node = cluster.nodes["a:1"]
+    node.replaced("revision 1", cluster.now)
+    lease = cluster.store.grant(20, cluster.now).id
+    cluster.store.txn([], node.closing(lease, cluster.now))
+    del cluster.nodes["a:1"]
+    late = cluster.start("c:1")
+    cluster.pass_(2)
+    assert "a:1 says so" in cluster.nodes["b:1"].trouble
+    assert not cluster.nodes["b:1"].may_serve(cluster.now)
+    assert late.may_serve(cluster.now)
+    cluster.store.revoke(lease)
+    cluster.pass_(2)
+    # Of the next time it is one that was there before.
+    cluster.store.txn([], [Put("/p.closed", b"d:1")])
+    cluster.pass_(2)
+    assert "d:1 says so" in late.trouble

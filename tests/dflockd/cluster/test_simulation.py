@@ -22,6 +22,7 @@ from tests.dflockd.cluster.schedules import (
     run_by,
     run_chains,
     run_hangs,
+    run_parts,
     run_replaces,
     run_stops,
 )
@@ -31,6 +32,7 @@ from tests.dflockd.cluster.stories import (
     STORIES,
     lost_with_the_answer,
     restored,
+    restored_soon,
     waits_where_nobody_comes,
 )
 
@@ -137,6 +139,11 @@ SPECIAL: dict[str, tuple[Rules, range, dict[str, float]]] = {
         range(4, 7),
         {"snapshots": 0.25, "superseded": 10, "begun": 10},
     ),
+    "what is handed over goes in parts": (
+        Rules(parts=True),
+        range(3),
+        {"snapshots": 0.3, "read done": 0.5, "grants": 10},
+    ),
     "take-overs come in chains": (
         Rules(chains=True),
         range(1, 4),
@@ -222,8 +229,12 @@ def test_who_waits_at_a_server_that_was_replaced_unawares_is_sent_to_the_new_one
     assert world.granted["c2"] < 30  # it is cut off until 35
 
 
-def test_all_servers_notice_that_the_store_was_restored_and_begin_anew() -> None:
-    world = World(1, story=restored).run()
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("story", [restored, restored_soon], ids=lambda story: story.__name__)
+def test_all_servers_notice_that_the_store_was_restored_and_begin_anew(
+    story: Callable[[World], None], seed: int
+) -> None:
+    world = World(seed, story=story).run()
     assert world.counts["stores seen to be replaced"] == 3
     assert {process.name for process in world.running()}.isdisjoint({"s1.1", "s2.2", "s3.3"})
 
@@ -255,6 +266,13 @@ def test_thousands_of_schedules_in_which_the_store_is_full_wiped_or_restored() -
     counts = soak(run_replaces, 4_000_000)
     assert counts["wipes"] > SOAK / 5
     assert counts["restores"] > SOAK / 20
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_with_parts() -> None:
+    counts = soak(run_parts, 3_500_000)
+    assert counts["read done"] > SOAK / 2
 
 
 @pytest.mark.soak

@@ -44,7 +44,7 @@ def test_what_is_not_newer_is_no_news() -> None:
     assert see_shard(view, 0, "b:1,", 6) is None
     assert view.see("/p/nodes/a:1", None, 4) is None
     assert see_node(view, "a:1", 8) is None
-    assert view.see("/p/nodes/a:1", Record(b"another", 9, LEASE), 9) == "nodes"
+    assert view.see("/p/nodes/a:1", Record(b"dflockd/another", 9, LEASE), 9) == "nodes"
     assert view.records[0].target == "a:1"
 
 
@@ -77,7 +77,7 @@ def test_a_record_that_was_deleted_is_not_that_of_a_new_shard(
 def test_a_load_tells_what_has_vanished() -> None:
     view = view_of(a=5, b=6)
     see_shard(view, 1, "a:1,a:1", 7)
-    loaded = Loaded({"/p/nodes/b:1": Record(b"b", 6, LEASE)}, 10)
+    loaded = Loaded({"/p/nodes/b:1": Record(b"dflockd/b", 6, LEASE)}, 10)
     for key, record, revision in view.differences(loaded):
         view.see(key, record, revision)
     assert list(view.nodes) == ["b:1"]
@@ -115,6 +115,20 @@ def test_an_entry_without_a_lease_neither_leads_nor_gets_shards() -> None:
     assert not view.roster.is_gone("0")
     assert view.see("/p/nodes/0", None, 5) == "nodes"
     assert view.roster.is_gone("0")
+
+
+def test_an_entry_with_a_lease_and_without_the_mark_is_no_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Somebody keeps it alive, and would lead for ever."""
+    view = view_of(a=1, b=2)
+    assert view.see("/p/nodes/0", Record(b"of something else", 3, LEASE), 3) == "nodes"
+    assert "/p/nodes/0 was not written by a server, and is ignored; delete it" in caplog.text
+    assert (view.leader, view.candidates) == ("a:1", {"a:1", "b:1"})
+    assert view.see("/p/nodes/0", Record(b"of something else", 4, LEASE), 4) is None
+    # It may be exchanged for a server's.
+    assert see_node(view, "0", 5) == "nodes"
+    assert view.leader == "0"
 
 
 def test_a_load_tells_that_a_stranger_has_vanished() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dflockd.cluster.view import View
 from dflockd.shards import Record
+from dflockd.shards.keys import SERVERS_MARK
 from dflockd.wire import decode_map
 from dflockd.wire.messages import MAX_ATTEMPT
 
@@ -23,8 +24,8 @@ def view_of(num_shards: int = 4, **nodes: int) -> View:
 
 
 def see_node(view: View, name: str, revision: int, lease: int = LEASE) -> object:
-    value = name.partition(":")[0].encode()
-    return view.see(f"/p/nodes/{name}", Record(value, revision, lease), revision)
+    value = SERVERS_MARK + name.partition(":")[0]
+    return view.see(f"/p/nodes/{name}", Record(value.encode(), revision, lease), revision)
 
 
 def see_shard(view: View, shard: int, text: str, revision: int) -> object:

@@ -19,8 +19,8 @@ from dflockd.config import (
     read_etcd_tls,
     read_etcd_user,
 )
-from dflockd.shards.tls import EtcdTls
-from dflockd.shards.user import EtcdUser
+from dflockd.files import SecretFile
+from dflockd.shards.credentials import EtcdTls, EtcdUser
 from tests import forkserver
 from tests.dflockd.config.support import settings
 
@@ -35,7 +35,9 @@ def test_the_default_lease_must_be_within_the_cap() -> None:
 
 def test_secret_sources(files: Path, tmp_path: Path) -> None:
     assert settings(DFLOCKD_AUTH_TOKEN="open sesame").auth_secret == b"open sesame"
-    assert settings("--auth-token-file", str(files / "secret")).auth_secret == b"open sesame"
+    in_file = settings("--auth-token-file", str(files / "secret")).auth_secret
+    assert isinstance(in_file, SecretFile)
+    assert in_file.read() == b"open sesame"
     assert settings(DFLOCKD_AUTH_TOKEN="\udcff").auth_secret == b"\xff"
     assert settings(DFLOCKD_AUTH_TOKEN="s" * 65536).auth_secret == b"s" * 65536
     with pytest.raises(SettingError, match="both set"):
@@ -90,7 +92,7 @@ def test_a_secret_behind_links(files: Path, tmp_path: Path) -> None:
     (tmp_path / "first").symlink_to(files / "secret")
     (tmp_path / "second").symlink_to(tmp_path / "first")
     given = settings("--auth-token-file", str(tmp_path / "second"))
-    assert given.auth_secret == b"open sesame"
+    assert given.server_options().secret() == b"open sesame"
 
 
 def test_secrets_are_shown_nowhere(files: Path) -> None:
@@ -304,9 +306,9 @@ def test_a_user_of_etcd_has_a_name_and_a_password(files: Path) -> None:
     name, path = {"DFLOCKD_CLUSTER_USER": "u"}, files / "secret"
     file = {"DFLOCKD_CLUSTER_PASSWORD_FILE": str(path)}
     assert read_etcd_user(settings(**CLUSTER)) is None
-    assert read_etcd_user(settings(**CLUSTER, **name, **file)) == EtcdUser(
-        "u", path.read_text().strip()
-    )
+    user = read_etcd_user(settings(**CLUSTER, **name, **file))
+    assert user == EtcdUser("u", str(path))
+    assert user.password() == path.read_text().strip()
     with pytest.raises(SettingError, match="--cluster-password-file is not set"):
         read_etcd_user(settings(**CLUSTER, **name))
     with pytest.raises(SettingError, match="--cluster-user is not set"):
@@ -321,7 +323,7 @@ def test_tls_with_etcd_needs_all_of_it(files: Path) -> None:
     given = settings(**CLUSTER)
     assert read_etcd_tls(given) is None
     given = settings(**CLUSTER, DFLOCKD_CLUSTER_CA=cert)
-    assert read_etcd_tls(given) == EtcdTls((files / "cert").read_bytes(), None, None)
+    assert read_etcd_tls(given) == EtcdTls(cert, None, None)
     for names, missing in (
         ({"DFLOCKD_CLUSTER_CERT": cert, "DFLOCKD_CLUSTER_KEY": key}, "--cluster-ca"),
         ({"DFLOCKD_CLUSTER_CA": cert, "DFLOCKD_CLUSTER_CERT": cert}, "--cluster-key"),

@@ -13,6 +13,8 @@ import pytest
 
 from dflockd import admin
 from dflockd.cluster.tenures import Stage
+from dflockd.errors import RecoveringError
+from dflockd.sync_client import DistributedLock
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.raw_server import PATIENCE, eventually
 from tests.dflockd.shards.etcd_process import Etcd
@@ -100,6 +102,7 @@ def test_a_key_is_shown_where_its_shard_is(cluster: ClusterStage) -> None:
 
 def test_without_the_store_it_is_not_ready(cluster: ClusterStage) -> None:
     server = cluster.servers[0]
+    key = cluster.key_at(server)
     assert ask(server, "readyz")["ready"] is True
     cluster.etcd.pause()
     try:
@@ -110,9 +113,14 @@ def test_without_the_store_it_is_not_ready(cluster: ClusterStage) -> None:
 
         eventually(lapsed)
         assert admin.stats(server.address)["status"] == "cut off"
+        assert ask(server, "api/stats")["status"] == "cut off"
         with pytest.raises(OSError, match="503") as refused:
             ask(server, "readyz")
+        assert json.load(refused.value)["status"] == "cut off"  # type: ignore[arg-type]
         refused.value.close()  # type: ignore[attr-defined]
+        assert 'dflockd_status{status="cut off"} 1.0' in ask(server, "metrics")
+        with pytest.raises(RecoveringError, match="is cut off from etcd, and grants and renews"):
+            DistributedLock(key, servers=[server.address], acquire_timeout_s=0).acquire()
     finally:
         cluster.etcd.resume()
     eventually(lambda: ask(server, "api/stats")["ready"])
@@ -141,7 +149,7 @@ def test_a_server_that_waits_for_its_entry_is_not_ready(cluster: ClusterStage) -
     cluster.mapping.put(f"nodes/{server.address}", b"somebody")
     try:
         server.start()
-        server.wait_log("has no lease and would stay forever")
+        server.wait_log("was not written by a server")
         with pytest.raises(OSError, match="503") as refused:
             ask(server, "readyz")
         checks = {check["name"]: check for check in json.load(refused.value)["checks"]}  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from tests.dflockd.raw_server import PATIENCE, eventually
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 LABELS = {"le", "reason", "result", "check", "stage", "generation"}
-LABELS |= {"version", "compiled", "python", "loop"}
+LABELS |= {"status", "condition", "setting", "version", "compiled", "python", "loop"}
 
 
 def families(site: Site) -> dict[str, str]:
@@ -69,8 +69,8 @@ def test_every_metric_is_documented_and_no_other(start_site: StartSite, tmp_path
         if name.startswith("dflockd_")
     }
     in_a_cluster = {f"dflockd_shards{end}" for end in ("", "_recovering", "_unserved")}
-    in_a_cluster |= {"dflockd_store_bytes", "dflockd_store_used_bytes"}
-    with_tls = {"dflockd_tls_certificate_expiry_timestamp_seconds"}
+    in_a_cluster |= {"dflockd_store_bytes", "dflockd_store_used_bytes", "dflockd_cluster_shards"}
+    with_tls = {"dflockd_certificate_expiry_timestamp_seconds"}
     rows = re.findall(r"^\| `(dflockd_\w+)[`{]", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(set(rows))
     assert set(rows) == made | in_a_cluster | with_tls

@@ -121,6 +121,13 @@ class Messages:
         self.readers[number].receive(data)
         self._serve(number)
 
+    def advance(self) -> None:
+        """Let all that is due take effect."""
+        due: float | None = self.clock.now
+        while due is not None and due <= self.clock.now:
+            self.send(self.table.advance(self.clock.now))
+            due = self.table.next_deadline()
+
     def send(self, effects: list[Effect]) -> None:
         if self.table.changes:
             self.changes += [noted(change) for change in self.table.changes]
@@ -376,7 +383,7 @@ class Both:
             self.clock.now += self.dice.choice([0.01, 0.4, 1, 5])
             if self.dice.random() < 0.5:
                 self.server._due()
-                self.messages.send(self.messages.table.advance(self.clock.now))
+                self.messages.advance()
         elif chance < 0.1:
             self.transports[number].session.eof_received()
             self.messages.disconnect(number, clean=True)
@@ -405,6 +412,7 @@ class Both:
                 transport.abort()
                 del self.transports[number]
                 self.connect()
+        await asyncio.sleep(0)  # a new turn, with all of its time
         peers = [transport.session.peer for transport in self.transports.values()]
         assert everything(self.server.table, peers) == everything(
             self.messages.table, self.messages.peers.values()

@@ -15,7 +15,7 @@ from dflockd import __version__
 from dflockd.wire import MAX_SECRET
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
 from tests.dflockd.server.server_support import inspect, waiters
-from tests.dflockd.server.session_support import connect, make_server
+from tests.dflockd.server.session_support import connect, make_server, say
 from tests.dflockd.wire.frames import FRAMES
 from tests.dflockd.wire.test_requests import READ_ONLY, REFUSED
 
@@ -224,10 +224,10 @@ async def answered(*pieces: bytes) -> bytes:
     """Return what somebody is told, who must not get in."""
     server = make_server(auth_secret=b"open sesame")
     inside, stranger = connect(server), connect(server)
-    inside.session.data_received(b"hello\nhere\nversion=1 secret=open sesame\nl\nk\n0\n")
+    await say(inside, b"hello\nhere\nversion=1 secret=open sesame\nl\nk\n0\n")
     assert inside.written.startswith(b"hello ok ")
     for piece in pieces:
-        stranger.session.data_received(piece)
+        await say(stranger, piece)
     assert len(server.table) == 1
     assert server.admission.inside == 1
     if stranger.written:

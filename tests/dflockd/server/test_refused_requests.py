@@ -12,7 +12,7 @@ from dflockd.server import Server
 from dflockd.wire import MAX_LINE, Release, Space
 from dflockd.wire.messages import MAX_FIELDS, MAX_HELLO
 from tests.dflockd.server.both_ways import everything
-from tests.dflockd.server.session_support import FullTransport, connect, make_server
+from tests.dflockd.server.session_support import FullTransport, connect, make_server, say, settled
 from tests.dflockd.wire.test_requests import REFUSED
 
 BUSY = (
@@ -22,12 +22,12 @@ BUSY = (
 """What a connection asks for, to have one of each."""
 
 
-def prepared() -> tuple[Server, FullTransport, FullTransport]:
+async def prepared() -> tuple[Server, FullTransport, FullTransport]:
     """Return a server with somebody who holds a lock, and somebody with something of each kind."""
     server = make_server()
     holder, busy = connect(server), connect(server)
-    holder.session.data_received(b"acquire\nqueued\ntimeout=0 owner=first\n")
-    busy.session.data_received(BUSY)
+    await say(holder, b"acquire\nqueued\ntimeout=0 owner=first\n")
+    await say(busy, BUSY)
     assert [line.split()[0] for line in busy.written.splitlines()] == [
         *(b"hello", b"ok", b"turn", b"queued", b"ok")
     ]
@@ -45,18 +45,18 @@ def cut(data: bytes, *cuts: int) -> list[bytes]:
 
 
 async def check(data: bytes, *cuts: int, errors: int = 1) -> None:
-    server, holder, busy = prepared()
+    server, holder, busy = await prepared()
     before = state(server, holder, busy)
     for piece in cut(data, *cuts):
-        busy.session.data_received(piece)
+        await say(busy, piece)
     assert busy.written == b"error\n" * errors
     assert not busy.closing
     assert state(server, holder, busy) == before
     # It is told what it waits for as if nothing had been.
     busy.written = b""
-    busy.session.data_received(b"wait\nqueued\ntimeout=9\n")
+    await say(busy, b"wait\nqueued\ntimeout=9\n")
     token = holder.written.split()[1]
-    holder.session.data_received(b"r\nqueued\n%b\n" % token)
+    await say(holder, b"r\nqueued\n%b\n" % token)
     assert busy.written.startswith(b"ok ")
     for transport in (holder, busy):
         transport.abort()
@@ -82,8 +82,8 @@ async def test_so_does_one_that_is_cut_at_every_byte(frame: bytes) -> None:
 
 @pytest.mark.parametrize("frame", [b"acquire\nk\ntimeout=0 timeout=0\n", b"hello\n\nversion=1\n"])
 async def test_behind_a_request_that_waits_an_error_comes_in_its_turn(frame: bytes) -> None:
-    server, holder, busy = prepared()
-    busy.session.data_received(b"wait\nqueued\ntimeout=9\n" + frame)
+    server, holder, busy = await prepared()
+    await say(busy, b"wait\nqueued\ntimeout=9\n" + frame)
     assert busy.written == b""
     token = holder.written.split()[1]
     effects = server.table.handle(
@@ -113,11 +113,12 @@ async def test_behind_a_request_that_waits_an_error_comes_in_its_turn(frame: byt
 async def test_a_line_that_is_too_long_is_the_end(lines: list[bytes]) -> None:
     data = b"\n".join(lines) + b"\n"
     for cuts in ((), (1,), (len(data) - 1,), tuple(range(0, len(data), 50))):
-        server, holder, busy = prepared()
+        server, holder, busy = await prepared()
         for piece in cut(b"ping\n_\n_\n" + data + b"ping\n_\n_\n", *cuts):
-            busy.session.data_received(piece)
+            await say(busy, piece)
         assert busy.written == b"ok\nerror\n"
         assert busy.closing
+        await settled(server)
         # It has declared a ref: what it held stays for its lease. What it waited for does not.
         left = everything(server.table, [])
         assert [(key, len(holds), len(waiters)) for key, holds, waiters in queues(left)] == [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflockd.server.tls import not_after
+from dflockd.files import not_after
 from tests.dflockd.raw_server import PATIENCE, StartServer, eventually, granted
 from tests.dflockd.server.conftest import make_certificates
 from tests.dflockd.server.server_support import stats, waiters

@@ -165,7 +165,7 @@ def test_errors_survive_pickling():
     assert (str(error), error.shards) == ("two", (3, 5))
 
 
-@pytest.mark.parametrize("name", ["epoch", "clean", "kept", "recovers"])
+@pytest.mark.parametrize("name", ["epoch", "clean", "parts", "recovers"])
 def test_each_number_has_a_flag_of_its_own(name):
     record = getattr(ShardRecord("a:1", "b:1"), f"with_{name}")(7)
     assert record.flags == ("e:7" if name == "epoch" else f"{name}:7",)
@@ -175,10 +175,10 @@ def test_each_number_has_a_flag_of_its_own(name):
 
 
 def test_a_number_has_18_digits_at_most():
-    assert ShardRecord("", "", (f"kept:{'9' * 18}",)).kept == 10**18 - 1
-    record = ShardRecord("", "", ("pinned", f"kept:{'9' * 19}"))
+    assert ShardRecord("", "", (f"parts:{'9' * 18}",)).parts == 10**18 - 1
+    record = ShardRecord("", "", ("pinned", f"parts:{'9' * 19}"))
     with pytest.raises(BadShardValueError) as raised:
-        record.kept  # noqa: B018
+        record.parts  # noqa: B018
     assert str(raised.value) == (
-        f"a shard has the flags 'pinned,kept:{'9' * 19}': 'kept:' must be followed by a number"
+        f"a shard has the flags 'pinned,parts:{'9' * 19}': 'parts:' must be followed by a number"
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflockd.server import blocking as watching
+from dflockd.server import deadlocks as watching
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.blocking import STEP, Look, in_words
 from dflockd.wire import Acquire, Granted, How, Owner, Renew, Reply, Space
@@ -202,21 +202,18 @@ async def test_a_server_says_it_once(
     for run, key in (("a", "one"), ("b", "two"), ("a", "two")):
         stage.ask(run, key)
     waiting, _ = stage.ask("b", "one")
-    seen = server.blocking
+    seen = watching.Deadlocks(stage.table)
     for _ in range(3):
-        seen._look = None
-        for _ in range(20):
-            seen._go_on()
-            seen.stop()
+        for _ in seen.look(server.log):
+            pass
     lines = [each.getMessage() for each in caplog.records if "deadlock" in each.getMessage()]
     assert len(lines) == 1
     assert caplog.records[-1].levelname == "WARNING"
     assert (seen.number, seen.longest) == (1, 2) or seen.number == 1
     assert stage.table.about["circles"] == seen.circles
     stage.table.disconnect(waiting, 1, clean=True)
-    for _ in range(20):
-        seen._go_on()
-        seen.stop()
+    for _ in seen.look(server.log):
+        pass
     assert seen.circles == []
     assert "circles" not in stage.table.about
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dflockd.cluster import snapshot as snapshots
-from dflockd.table import (
-    Snapshot,
-)
 from dflockd.wire import Granted, How, Rate, Renew, Status
 from tests.dflockd.table.rates_support import (
     LEASE,
     LOCK,
-    TWO,
     Site,
     kept_of,
     move,
@@ -82,17 +77,6 @@ def test_a_shard_whose_server_was_lost_waits_one_window() -> None:
     assert site.take(Rate(5, 1000), key=b"a")[1] is Status.TIMEOUT
     site.go_to(102.001)
     assert isinstance(site.take(Rate(5, 1000), key=b"a")[1], Granted)
-
-
-def test_an_older_server_loads_a_snapshot_with_rates_and_this_one_loads_one_without() -> None:
-    site = Site()
-    site.table = shard_table()
-    site.begin(TWO)
-    text = snapshots.dump(site.table.freeze(0, site.now), 1, site.now)
-    assert b'"rates":[[0,"k",2,1.0,1,[0.0]]]' in text
-    older = snapshots.dump(Snapshot([], []), 1, 0.0)
-    assert b"rates" not in older
-    assert snapshots.load(older, 1, 0.0) == Snapshot([], [], (), [])
 
 
 @pytest.mark.parametrize("ask", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dflockd.cluster import snapshot as snapshots
@@ -136,16 +134,3 @@ def test_who_was_told_of_a_turn_has_the_slot_of_its_group() -> None:
     assert move.order == ["b-1"]
     move.come("a-1", ticket=told.ticket)
     assert move.order == ["b-1", "a-1"]
-
-
-def test_servers_without_groups_let_them_in_as_their_turns_would_be() -> None:
-    move = Move()
-    for name in ("-1", "-2", "a-1", "a-2", "b-1"):
-        move.come(name)
-    snapshot = move.old.freeze(0, 0)
-    document = json.loads(snapshots.dump(snapshot, 7, 0))
-    groups = {number: name for number, name, _ in document.pop("place_groups")}
-    assert [groups[number] for number in range(3)] == ["a", "b", "a"]
-    assert "hold_groups" not in document
-    theirs = snapshots.load(json.dumps(document).encode(), 7, 0)
-    assert {waiter.group for waiter in theirs.waiters} == {None}

@@ -9,8 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dflockd.admin import printable
+from dflockd.ranking import SORTS
 from dflockd.top.look import HELP, KEYS, WAITERS, Look, keys_in
-from dflockd.top.survey import SORTS, Report, Row, Shards, Waiting
+from dflockd.top.survey import Report, Row, Shards, Waiting
 from dflockd.top.view import draw, duration, short
 
 NOW = 1000.0
@@ -163,9 +164,12 @@ def test_semaphores_and_keys_that_nobody_holds_yet() -> None:
 
 def test_what_is_wrong_comes_first() -> None:
     shards = Shards({"one:1": 4000, "two:1": 4190}, unserved=2, error="no list")
-    drawn = lines(report(row("key")), report(server="two:1", error="two:1 is away"), shards=shards)
-    assert drawn[0].startswith("1 of 2 servers answer, 1 key, ")
-    assert drawn[1:4] == ["2 shards have no server", "no list", "two:1 is away"]
+    reports = [report(row("key")), report(server="two:1", error="two:1 is away")]
+    cut_off = report(server="six:1", status="cut off")
+    drawn = lines(*reports, cut_off, shards=shards)
+    assert drawn[0].startswith("2 of 3 servers answer, 1 key, ")
+    wrong = ["two:1 is away", "six:1 grants nothing: it is cut off"]
+    assert drawn[1:5] == ["2 shards have no server", "no list", *wrong]
     wide = lines(report(row("key")), shards=shards, width=150)
     assert wide[0].endswith("shards: one:1 4000, two:1 4190")
 

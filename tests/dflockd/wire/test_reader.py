@@ -13,24 +13,20 @@ from dflockd.wire import (
     Acquire,
     Auth,
     Enqueue,
-    Find,
     FrameTooLongError,
     Hello,
-    Inspect,
     Malformed,
     Ping,
     Release,
     Renew,
     Request,
     RequestReader,
-    Shards,
     Space,
-    Stats,
     Wait,
     key_problem,
 )
 from dflockd.wire import requests as module
-from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER, RELEASE, RENEW, REPORT, WAIT
+from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER, RELEASE, RENEW, WAIT
 from tests.dflockd.wire.frames import FRAMES
 from tests.dflockd.wire.test_any_requests import streams
 from tests.dflockd.wire.test_requests import BAD_NUMBERS, READ_ONLY, REFUSED
@@ -60,10 +56,6 @@ KINDS = {
     Renew: RENEW,
     Auth: ENTRY,
     Hello: ENTRY,
-    Stats: REPORT,
-    Inspect: REPORT,
-    Find: REPORT,
-    Shards: REPORT,
 }
 
 

@@ -67,6 +67,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.LEASE_EXPIRED, b"error_lease_expired\n"),
     (Status.DRAINING, b"error_draining\n"),
     (Recovering(29_870), b"error_recovering 29870\n"),
+    (Recovering(200, b"cut off"), b"error_recovering 200 cut off\n"),
     (OwnerConflict(b"held", 0), b"error_owner held 0\n"),
     (OwnerConflict(b"waiting", 2147483647), b"error_owner waiting 2147483647\n"),
     (Superseded(1, b"task 7"), b"error_superseded 1 task 7\n"),
@@ -114,6 +115,7 @@ def test_every_request_may_be_answered_that_the_server_recovers(
 ) -> None:
     assert parse(b"error_recovering 0") == Recovering(0)
     assert parse(b"error_recovering 29870") == Recovering(29_870)
+    assert parse(b"error_recovering 200 cut off") == Recovering(200, b"cut off")
     for line in (b"", b" ", b" -1", b" 1.5", b" 1 2", b" 1s", b" 99999999999", b"  1", b"_1"):
         with pytest.raises(UnexpectedReplyError):
             parse(b"error_recovering" + line)

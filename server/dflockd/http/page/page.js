@@ -156,8 +156,9 @@ function showStats(stats) {
   const bad = stats.checks.filter((check) => !check.ok);
   const told = bad.map((check) => `${check.name.replaceAll("_", " ").replace(/^not /, "")}: ${check.reason}`).join("; ");
   // Not everything that is looked at has to be so for a server to be ready.
+  const does = stats.status === "serving" ? "granting locks" : `no grants yet, ${stats.status}`;
   if (!stats.ready) showState("not-ready", told);
-  else showState("ready", bad.length ? `granting locks; ${told}` : "granting locks");
+  else showState("ready", bad.length ? `${does}; ${told}` : does);
   const address = stats.cluster?.address || stats.addresses[0] || "";
   say($("where"), address);
   say($("start").lastElementChild, `from dflockd.sync_client import DistributedLock\nwith DistributedLock("hello", servers=[${JSON.stringify(reached(address))}], label="me"):\n    input("It is held, and on the page. Enter gives it back. ")`);

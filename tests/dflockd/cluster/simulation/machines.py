@@ -39,7 +39,7 @@ FINALE = 40.0
 WALL = 1_700_000_000 * 10**9
 
 
-KINDS = ("ages", "chains", "groups", "hangs", "rates", "replaces", "stops")
+KINDS = ("ages", "chains", "groups", "hangs", "parts", "rates", "replaces", "stops")
 """What schedules can be about beside the usual faults: fields of `Rules`."""
 
 
@@ -84,6 +84,8 @@ class Rules:
     """Whether only so many runs of a key may begin in a while."""
     chains: bool = False
     """Whether servers also end while those that they replaced may still serve."""
+    parts: bool = False
+    """Whether what is handed over goes in several parts mostly."""
     stops: bool = False
     """Whether nothing goes wrong but that all servers are stopped, and started again."""
     continuity: type[Continuity] = Continuity

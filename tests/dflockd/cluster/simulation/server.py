@@ -157,6 +157,8 @@ class ServerProcess(Observed):
 
     def changed(self, now: float, watch: Watch, events: Any) -> None:
         if watch is self.watch:
+            for event in events:
+                self.continuity.told(event.revision)
             self.node.changed(events, now)
 
     def judge(self, asked: int, now: float, answer: Callable[..., None], result: Any) -> None:

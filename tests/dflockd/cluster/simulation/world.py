@@ -144,7 +144,10 @@ class World(Faults, Judge):
         # Servers whose store was replaced end and start again, at their leisure.
         until = CALM + FINALE * (2 if self.rules.replaces else 1)
         small = _small_batches() if self.rules.stops else nullcontext()
-        with in_the_simulation(self), mock.patch.object(routing, "random", self.random), small:
+        part = 70 if self.rules.parts else handover.PART
+        parts = mock.patch.object(handover, "PART", part)
+        randomness = mock.patch.object(routing, "random", self.random)
+        with in_the_simulation(self), randomness, small, parts:
             return self._run(until)
 
     def _run(self, until: float) -> World:

@@ -1,22 +1,25 @@
-"""What takes long is done in small pieces, one at a time, and not for those who have gone."""
+"""What takes long is done in small steps, one at a time, and not for those who have gone."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-import time
 from collections import Counter
+from collections.abc import Generator
+from typing import TypeVar
 
 import pytest
 
-from dflockd.http import app, pace, view
-from dflockd.http.pace import BusyError, Desk, Pace
+from dflockd.http import app, view
+from dflockd.http.desk import BusyError, Desk
+from dflockd.ranking import SORTS
 from dflockd.table import Entry, Limits, LockTable, TokenIssuer
 from dflockd.table.finding import Match
 from dflockd.wire import Acquire, MapReport, Space, encode_map
 from tests.dflockd.http.http_here import fill, site_here, until
-from tests.dflockd.raw_server import PATIENCE
+
+T = TypeVar("T")
 
 
 def a_table(keys: int) -> LockTable:
@@ -25,74 +28,25 @@ def a_table(keys: int) -> LockTable:
     return table
 
 
-@pytest.fixture
-def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock finds that the turn is over."""
-    monkeypatch.setattr(pace, "SLICE", -1.0)
-    monkeypatch.setattr(pace, "REST", 0.0)
-
-
-class Turns(Pace):
-    """Counts turns, and how much was done in the fullest of them."""
+class Done:
+    """Counts steps, and how much was done in the fullest of them."""
 
     def __init__(self) -> None:
-        super().__init__(asyncio.get_running_loop())
-        self.number = 0
-        self.done = 0
+        self.steps = 0
+        self.in_step = 0
         self.most = 0
 
-    async def turn(self) -> float:
-        self.most, self.done = max(self.most, self.done), 0
-        self.number += 1
-        return await super().turn()
-
-
-# Turns.
-
-
-async def test_turns_are_given_one_by_one_in_order(no_time: None) -> None:
-    given: list[int] = []
-    shared = Pace(asyncio.get_running_loop())
-
-    async def work(number: int) -> None:
-        for _ in range(3):
-            await shared.turn()
-            given.append(number)
-
-    await asyncio.gather(*(work(number) for number in range(4)))
-    assert given == [0, 1, 2, 3] * 3
-
-
-async def test_between_turns_the_loop_does_other_things(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "REST", 0.02)
-    shared, others = Pace(asyncio.get_running_loop()), 0
-    rounds = []
-
-    async def else_() -> None:
-        nonlocal others
+    def all_of(self, steps: Generator[None, None, T]) -> T:
         while True:
-            others += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(else_())
-    started = time.monotonic()
-    for _ in range(4):
-        await shared.turn()
-        rounds.append(others)
-    task.cancel()
-    assert all(b > a for a, b in itertools.pairwise(rounds))
-    assert time.monotonic() - started >= 0.05
-
-
-async def test_who_has_gone_takes_no_turn(no_time: None) -> None:
-    shared = Pace(asyncio.get_running_loop())
-    waiting = [asyncio.create_task(shared.turn()) for _ in range(3)]
-    await asyncio.sleep(0)
-    waiting[0].cancel()
-    waiting[1].cancel()
-    async with asyncio.timeout(PATIENCE):
-        await waiting[2]
-        await shared.turn()
+            self.in_step = 0
+            try:
+                next(steps)
+            except StopIteration as end:
+                self.most = max(self.most, self.in_step)
+                found: T = end.value
+                return found
+            self.steps += 1
+            self.most = max(self.most, self.in_step)
 
 
 async def test_a_desk_serves_one_and_lets_few_wait() -> None:
@@ -126,11 +80,9 @@ async def test_a_desk_serves_one_and_lets_few_wait() -> None:
 # What is done in them.
 
 
-@pytest.mark.parametrize("sort", view.SORTS)
-async def test_a_search_looks_at_few_keys_in_a_turn(
-    no_time: None, monkeypatch: pytest.MonkeyPatch, sort: str
-) -> None:
-    table, turns = a_table(2000), Turns()
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_search_looks_at_few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch, sort: str) -> None:
+    table, done = a_table(2000), Done()
     made = view.Walk
 
     class Counted:
@@ -144,62 +96,59 @@ async def test_a_search_looks_at_few_keys_in_a_turn(
 
         def step(self) -> list[Match]:
             found = self.walk.step()
-            turns.done += len(found)  # all of them match
+            done.in_step += len(found)  # all of them match
             return found
 
     monkeypatch.setattr(view, "Walk", Counted)
-    found, matched, _ = await view.search(table, "key", sort, 1500, turns)
+    found, matched, _ = done.all_of(view.search(table, "key", sort, 1500))
     assert matched == 2000
     assert [listed.entry.key for listed in found] == [
         b"key:%06d" % number for number in range(1500)
     ]
-    assert turns.number >= 2000 / view.STEP
-    assert turns.most <= view.STEP
+    assert done.steps >= 2000 / view.STEP
+    assert done.most <= view.STEP
 
 
-async def test_a_search_finds_what_was_there_while_the_table_changes(no_time: None) -> None:
-    table, turns = a_table(1000), Turns()
+def test_a_search_finds_what_was_there_while_the_table_changes() -> None:
+    table = a_table(1000)
     other = table.connect()
-    search = asyncio.create_task(view.search(table, "", "key", 2000, turns))
-    number = 0
-    while not search.done():
+    search, found = view.search(table, "", "key", 2000), None
+    for number in itertools.count():
+        try:
+            next(search)
+        except StopIteration as end:
+            found, _, _ = end.value
+            break
         table.handle(other, Acquire(Space.LOCK, b"new:%06d" % number, 1, 0, 1000), 0)
-        number += 1
         if number % 7 == 0:
             table.disconnect(other, 0, clean=True)
             other = table.connect()
-        await asyncio.sleep(0)
-    found, _, _ = search.result()
     keys = [listed.entry.key for listed in found]
     assert keys == sorted(keys)
     assert {b"key:%06d" % number for number in range(1000)} <= set(keys)
 
 
-async def test_long_answers_are_made_in_turns(
-    no_time: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_answers_are_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     table = LockTable(Limits(), TokenIssuer(b"x", 1))
     for _ in range(600):
         table.handle(table.connect(), Acquire(Space.SEMAPHORE, b"k", 500, 10, 1000), 0)
     entry = table.find(Space.SEMAPHORE, b"k")
     assert isinstance(entry, Entry)
-    turns = Turns()
+    done = Done()
     for name in ("_holder", "_waiter"):
         made = getattr(view, name)
 
         def counted(one: object, now: float, made: object = made) -> view.Json:
-            turns.done += 1
+            done.in_step += 1
             return made(one, now)  # type: ignore[operator, no-any-return]
 
         monkeypatch.setattr(view, name, counted)
-    shown = json.loads(await view.detail(Space.SEMAPHORE, b"k", entry, None, 0, turns))
+    shown = json.loads(done.all_of(view.detail(Space.SEMAPHORE, b"k", entry, None, 0)))
     assert (len(shown["holders"]), len(shown["waiters"])) == (500, 100)
-    assert turns.number >= 600 / view.STEP
-    assert turns.most <= view.STEP
-    listed = [view.Listed(entry, Match(entry, None, 0), 1)] * 100
-    rows = json.loads(await view.rows(listed, 0, turns))
-    assert len(rows) == 100
-    assert turns.most <= view.STEP
+    assert done.steps >= 600 / view.STEP
+    listed = [view.Found(entry, Match(entry, None, 0), 1)] * 100
+    assert len(json.loads(done.all_of(view.rows(listed, 0)))) == 100
+    assert done.most <= view.STEP
 
 
 # Over HTTP.
@@ -228,16 +177,26 @@ async def test_too_many_searches_are_told_to_come_back(monkeypatch: pytest.Monke
 async def test_a_search_ends_with_the_connection_that_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace, "REST", 3600.0)
     async with site_here() as here:
+        here.http._server.slices.look_for, here.http._server.slices.rest = -1.0, 0.01
         fill(here.table, 5000)
-        monkeypatch.setattr(pace, "SLICE", -1.0)
+        steps = 0
+        search = view.search
+
+        def counted(*args: object, **options: object) -> Generator[None, None, object]:
+            nonlocal steps
+            for _ in search(*args, **options):  # type: ignore[arg-type]
+                steps += 1
+                yield
+                peer.writer.transport.abort()
+
+        monkeypatch.setattr(view, "search", counted)
         peer = await here.connect()
         peer.writer.write(SEARCH)
         desk = here.http._searches
         await until(desk._lock.locked)
-        peer.writer.transport.abort()
         await until(lambda: not desk._lock.locked())
+        assert steps < 5000 / view.STEP
 
 
 async def test_metrics_are_made_once_for_all_who_ask_meanwhile(
@@ -274,9 +233,6 @@ class OfThousands:
     address = "a:1"
     leaving = False
 
-    def may_serve(self, now: float) -> bool:
-        return True
-
     def counts(self) -> dict[str, int]:
         return {"serving": 8192}
 
@@ -284,12 +240,10 @@ class OfThousands:
         return encode_map({})
 
 
-async def test_all_shards_are_shown_without_looking_at_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_all_shards_are_shown_without_looking_at_them() -> None:
     async with site_here() as here:
         here.http._cluster = OfThousands()
-        monkeypatch.setattr(pace, "REST", 3600.0)
+        here.http._server.slices.rest = 3600.0
         for _ in range(3):
             assert await here.ask(b"GET /api/shards HTTP/1.1\r\nHost: a\r\n\r\n") == 200
         assert await here.ask(b"GET /api/stats HTTP/1.1\r\nHost: a\r\n\r\n") == 200
