@@ -1,20 +1,19 @@
 """Locks for asyncio, and the driver that waits on behalf of their flows.
 
-A connection is a socket that no event loop knows but while somebody waits for it. So a lock can be
-taken in one loop and released in another, and is renewed by the reactor, whatever its loop does.
+A connection stays registered with the event loop that uses it, which reads from it only while somebody
+waits there. So a lock can be taken in one loop and released in another, and is renewed by the reactor,
+whatever its loop does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import inspect
 import logging
 import math
-import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,11 +21,11 @@ from typing import Any, Self, TypeVar
 from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
-from dflockd.client.session import RELEASE_PATIENCE, Reply
+from dflockd.client.session import RELEASE_PATIENCE
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import UnexpectedReplyError
@@ -82,7 +81,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout, progress=progress)
             reply = None
             if link is not None:
-                reply = await _hear(link, session.asked.patience)
+                reply = await _reply(link, session.asked.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
             return await _run(session.acquire(claim, timeout, link, reply, progress))
@@ -153,7 +152,7 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
-            RemoteError: the server could not be asked; the lock ends with the connection.
+            RemoteError: the server could not be asked. If the lease goes on, so does the lock.
         """
         return await _run(self._renewing(lease_ttl_s))
 
@@ -204,7 +203,7 @@ class DistributedLock(LockBase):
             link = session.hand_back(claim)
             reply = None
             if link is not None:
-                reply = await _hear(link, RELEASE_PATIENCE)
+                reply = await _reply(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return True
             return await _run(session.release(claim, link, reply))
@@ -271,9 +270,22 @@ class DistributedLock(LockBase):
         Raises:
             LockTimeoutError: it was not granted within `acquire_timeout_s`.
         """
-        if not await self.acquire():
-            raise self._timed_out()
-        return self
+        # As `acquire` does: a coroutine within another is a tenth of what the client does for a lock.
+        session, timeout = self._session, self.acquire_timeout_s
+        claim = object()
+        try:
+            link = session.ask(claim, timeout)
+            reply = None
+            if link is not None:
+                reply = await _reply(link, session.asked.patience)
+                if type(reply) is bytes and session.is_granted(claim, link, reply):
+                    return self
+            if not await _run(session.acquire(claim, timeout, link, reply)):
+                raise self._timed_out()
+            return self
+        except BaseException:
+            session.let_go(claim)
+            raise
 
     async def __aexit__(
         self,
@@ -282,7 +294,20 @@ class DistributedLock(LockBase):
         traceback: TracebackType | None,
     ) -> None:
         """Release the lock."""
-        await self.release()
+        session = self._session
+        claim = session.lease, session.waiter
+        try:
+            link = session.hand_back(claim)
+            reply = None
+            if link is not None:
+                reply = await _reply(link, RELEASE_PATIENCE)
+                if type(reply) is bytes and session.is_released(link, reply):
+                    return
+            await _run(session.release(claim, link, reply))
+        except BaseException:
+            # Cancelled: the end of the connection releases the lock as well.
+            session.give_up(claim)
+            raise
 
     @staticmethod
     def _callback(
@@ -356,19 +381,6 @@ def _called(key: str, called: asyncio.Future[Any]) -> None:
         logger.error("on_lost of lock %r failed", key, exc_info=called.exception())
 
 
-async def _hear(link: Any, patience: float | None) -> Reply:
-    """Wait for the reply to what a connection was asked, for so many seconds (``None``: no end)."""
-    try:
-        left = math.inf if patience is None else patience
-        is_there = await _ready(asyncio.get_running_loop(), link, False, left)
-        return link.receive() if is_there else None
-    except (OSError, UnexpectedReplyError) as exc:
-        return without_frames(exc)
-    except BaseException:
-        link.close()
-        raise
-
-
 async def _run(flow: Flow[R]) -> R:
     return await drive(carry_out(flow))
 
@@ -380,7 +392,7 @@ async def drive(waits: Waits[R]) -> R:
         wait = next(waits)
         while True:
             if type(wait) is Connection:
-                outcome: object = await _ready(loop, wait, False, wait.left)
+                outcome: object = await _awaited(wait, clock.now(), wait.left)
             else:
                 outcome = await _wait(loop, wait)
             wait = waits.send(outcome)
@@ -392,85 +404,251 @@ async def drive(waits: Waits[R]) -> R:
         raise
 
 
+# Replies. A connection stays registered with the event loop that uses it: to register it for each reply
+# would take as long as all else.
+
+LONGEST_LOOK = 5.0
+"""Seconds between looks, while replies are waited for, at whose time is over."""
+
+
+class _Replies:
+    """Who waits for replies in one event loop. One timer does for all of them."""
+
+    def __init__(self) -> None:
+        self.readers: weakref.WeakSet[_Reader] = weakref.WeakSet()
+        """Those that are registered: what is in a closed loop is nobody's."""
+        self.looks_at = math.inf
+        """When somebody looks next at whose time is over."""
+
+    def heed(self, loop: asyncio.AbstractEventLoop, until: float, now: float) -> None:
+        """See to it that somebody looks when a time is over, or before."""
+        self.looks_at = until = min(until, now + LONGEST_LOOK)
+        loop.call_later(until - now, self._look, loop, until)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, planned: float) -> None:
+        if planned != self.looks_at:
+            return  # somebody has come whose time is over sooner, and that was a look of its own
+        now, earliest = clock.now(), math.inf
+        for reader in self.readers:
+            waiting = reader.waiting
+            if waiting is None:
+                continue
+            if reader.until > now:
+                earliest = min(earliest, reader.until)
+            else:
+                reader.waiting = None
+                if not waiting.done():
+                    waiting.set_result(None)
+        self.looks_at = math.inf
+        if earliest < math.inf:
+            self.heed(loop, earliest, now)
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Replies] = weakref.WeakKeyDictionary()
+
+
+class _Reader:
+    """Reads the replies that come on a connection, for who waits for them in one event loop.
+
+    What comes while nobody waits there is not its to read: the server has ended an idle connection, or
+    the answer is one to the reactor. Then it unregisters the connection, so that it is not woken again.
+    """
+
+    __slots__ = ("__weakref__", "_link", "_number", "_replies", "loop", "until", "waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: Connection) -> None:
+        self.loop = loop
+        self.waiting: asyncio.Future[Any] | None = None
+        self.until = math.inf
+        """When a reply is waited for no more."""
+        self._link = link
+        self._number = -1
+        replies = _loops.get(loop)
+        self._replies = _loops.setdefault(loop, _Replies()) if replies is None else replies
+
+    def register(self) -> bool:
+        """Have the event loop look at the connection; ``False`` if that is closed.
+
+        Raises:
+            NotImplementedError: it can look at none.
+        """
+        link = self._link
+        if not link.watch(self):
+            return False
+        self._number = link.fileno()
+        try:
+            self.loop.add_reader(self._number, self._read)
+        except BaseException:
+            link.unwatch(self)
+            raise
+        self._replies.readers.add(self)
+        link.loop_reader = self
+        return True
+
+    def wait(self, now: float, left: float) -> asyncio.Future[Any]:
+        """Return what becomes the reply; or the error of its reading, or ``None`` once it is late."""
+        loop, replies = self.loop, self._replies
+        waiting = self.waiting = loop.create_future()
+        self.until = until = now + left
+        if until < replies.looks_at:
+            replies.heed(loop, until, now)
+        return waiting
+
+    def is_gone(self) -> bool:
+        """Whether the loop is closed; see `dflockd.client.connection.Watcher`."""
+        return self.loop.is_closed()
+
+    def _read(self) -> None:
+        link, waiting = self._link, self.waiting
+        if waiting is None or waiting.done() or link.closed:
+            self._unregister()
+            if waiting is not None and not waiting.done():
+                waiting.set_result(ConnectionAbortedError("it was closed"))
+            return
+        try:
+            line = link.receive()
+            while line is None and link.is_tls and link.has_data():
+                line = link.receive()
+        except (OSError, UnexpectedReplyError) as exc:
+            waiting.set_result(without_frames(exc))
+        else:
+            if line is None:
+                return
+            waiting.set_result(line)
+        self.waiting = None
+
+    def _unregister(self) -> None:
+        self.loop.remove_reader(self._number)
+        self._replies.readers.discard(self)
+        link = self._link
+        if link.loop_reader is self:
+            link.loop_reader = None
+        link.unwatch(self)
+
+
+def _reply(link: Any, patience: float | None) -> Awaitable[Any]:
+    """Wait for the reply to what a connection was asked, for so many seconds (``None``: no end).
+
+    It may be the error of its reading, or ``None`` if it does not come in time.
+    """
+    reader, left = link.loop_reader, math.inf if patience is None else patience
+    if reader is not None and reader.loop is asyncio.get_running_loop():
+        return reader.wait(link.asked_at, left)  # type: ignore[no-any-return]
+    return _awaited(link, link.asked_at, left)
+
+
+def _awaited(link: Any, now: float, left: float) -> Awaitable[Any]:
+    loop = asyncio.get_running_loop()
+    reader = link.loop_reader
+    if reader is None or reader.loop is not loop:
+        reader = _Reader(loop, link)
+        try:
+            is_open = reader.register()
+        except NotImplementedError:
+            return _reply_elsewhere(loop, link, now + left)
+        if not is_open:
+            closed: asyncio.Future[Any] = loop.create_future()
+            closed.set_result(ConnectionAbortedError("it was closed"))
+            return closed
+    return reader.wait(now, left)  # type: ignore[no-any-return]
+
+
+async def _reply_elsewhere(
+    loop: asyncio.AbstractEventLoop, link: Connection, until: float
+) -> bytes | Exception | None:
+    """Have the reactor wait for a reply, where the event loop cannot: that of Windows."""
+    line = None
+    try:
+        while line is None and await _ready_elsewhere(loop, Ready(link, False, until)):
+            line = link.receive()
+            while line is None and link.has_data():
+                line = link.receive()
+    except (OSError, UnexpectedReplyError) as exc:
+        return without_frames(exc)
+    return line
+
+
+# What is waited for now and then.
+
+
 async def _ready(
     loop: asyncio.AbstractEventLoop, link: Connection, writes: bool, left: float
 ) -> bool:
-    number = link.fileno()
-    if link.closed or number < 0:
-        return True  # the next read from it fails
     ready: asyncio.Future[bool] = loop.create_future()
-    watch, unwatch = (
+    register, unregister = (
         (loop.add_writer, loop.remove_writer) if writes else (loop.add_reader, loop.remove_reader)
     )
+    watcher = _Watcher(loop)
+    if not link.watch(watcher):
+        return True  # the next read from it fails
+    number = link.fileno()
     try:
-        watch(number, _set, ready, True)
+        register(number, _set, ready, True)
+        timer = loop.call_later(left, _set, ready, False) if left < math.inf else None
+        try:
+            return await ready
+        finally:
+            unregister(number)
+            if timer is not None:
+                timer.cancel()
     except NotImplementedError:
         return await _ready_elsewhere(loop, Ready(link, writes, clock.now() + left))
-    except OSError as exc:
-        if exc.errno != errno.EBADF:
-            raise
-        return True  # another thread has closed it just now
-    timer = None
-    try:
-        if left < math.inf:
-            timer = loop.call_later(left, _set, ready, False)
-        return await ready
     finally:
-        unwatch(number)
-        if timer is not None:
-            timer.cancel()
+        link.unwatch(watcher)
+
+
+class _Watcher:
+    """Somebody who waits in an event loop for a connection to become readable, or writable."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_gone = loop.is_closed
 
 
 async def _ready_elsewhere(loop: asyncio.AbstractEventLoop, wait: Ready) -> bool:
-    """Have the reactor wait, where the event loop cannot: that of Windows."""
+    """Have the reactor wait, where the event loop cannot."""
     ready: asyncio.Future[bool] = loop.create_future()
 
     def flow() -> Flow[None]:
         outcome = yield wait
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_set, ready, outcome)
+        _call_in(loop, ready, outcome)
 
     process.current().reactor.run(flow())
     return await ready
 
 
-async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
+async def _wait(loop: asyncio.AbstractEventLoop, wait: Awaited) -> object:
     if isinstance(wait, Ready):
-        left = max(0.0, wait.until - clock.now())
-        return await _ready(loop, wait.link, wait.writes, left)
+        return await _ready(loop, wait.link, wait.writes, max(0.0, wait.until - clock.now()))
     if isinstance(wait, Pause):
         await asyncio.sleep(wait.seconds)
         return None
+    come: asyncio.Future[Any] = loop.create_future()
     if isinstance(wait, Hear):
-        return await _await(loop, wait)
-    assert isinstance(wait, Resolve)
-    try:
-        async with asyncio.timeout(max(0.0, wait.until - clock.now())):
-            return await loop.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as exc:
-        return exc
-
-
-async def _await(loop: asyncio.AbstractEventLoop, wait: Hear) -> bool:
-    heard: asyncio.Future[bool] = loop.create_future()
-
-    def listener() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_set, heard, True)
-
-    wait.signal.listen(listener)
+        over: object = False
+        listener = partial(_call_in, loop, come, True)
+        wait.signal.listen(listener)
+    else:
+        assert isinstance(wait, Resolve)
+        over = TimeoutError("the name was not looked up in time")
+        process.current().reactor.resolver.resolve(wait, partial(_call_in, loop, come))
     timer = None
     try:
         if wait.until < math.inf:
-            left = max(0.0, wait.until - clock.now())
-            timer = loop.call_later(left, _set, heard, False)
-        return await heard
+            timer = loop.call_later(max(0.0, wait.until - clock.now()), _set, come, over)
+        return await come
     finally:
-        wait.signal.forget(listener)
+        if isinstance(wait, Hear):
+            wait.signal.forget(listener)
         if timer is not None:
             timer.cancel()
 
 
-def _set(future: asyncio.Future[bool], outcome: bool) -> None:
+def _call_in(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], outcome: object) -> None:
+    """Set the result of a future from another thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_set, future, outcome)
+
+
+def _set(future: asyncio.Future[Any], outcome: object) -> None:
     if not future.done():
         future.set_result(outcome)

@@ -28,12 +28,18 @@ R = TypeVar("R")
 
 Begin: TypeAlias = Callable[[Target, float | None], Operation[R]]
 
+Tell: TypeAlias = Callable[[Target, bool], Operation[R]]
+"""An operation about what is held; and whether its connection is another one than before."""
 
-class Reactor(Protocol):
+
+class Background(Protocol):
     """What goes on without the caller, as far as sessions go. None of these calls waits."""
 
     def keep(self, lease: Lease) -> None:
         """Renew it until it ends."""
+
+    def renew(self, lease: Lease) -> None:
+        """Renew it now: somebody waits for that."""
 
     def report(self, lease: Lease) -> None:
         """Renew it when its beginning must be reported."""
@@ -59,7 +65,7 @@ class Home(Protocol):
         """Idle connections."""
 
     @property
-    def reactor(self) -> Reactor:
+    def reactor(self) -> Background:
         """What goes on without the caller."""
 
 
@@ -130,7 +136,7 @@ class Asker:
         until = operations.give_up_at(timeout, clock.now())
 
         def look(is_waiting: bool) -> Flow[float]:
-            return self._look(shards, self.route, is_waiting)
+            return self._look(shards, self.route, is_waiting, until)
 
         def attempt(step: Ask) -> Flow[R]:
             nonlocal is_queued
@@ -162,7 +168,7 @@ class Asker:
         timeout: float | None,
         link: Link | None,
         until: float | None,
-        look: flows.Look | None,
+        look: flows.LookAgain | None,
     ) -> Flow[R]:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
         links, owner = self._home().pool, self._owner.get("by")
@@ -173,7 +179,7 @@ class Asker:
         return (yield from self._ask_twice(begin, timeout, talk, look))
 
     def _ask_twice(
-        self, begin: Begin[R], timeout: float | None, talk: Talk[R], look: flows.Look | None
+        self, begin: Begin[R], timeout: float | None, talk: Talk[R], look: flows.LookAgain | None
     ) -> Flow[R]:
         """Go through a talk on the connection of `asking`; once more if it has died in the pool."""
         links, owner, until = self._home().pool, self._owner.get("by"), talk.until
@@ -230,12 +236,14 @@ class Asker:
         self.target = self.target.knowing(link.features)
         return self.target
 
-    def _look(self, shards: ShardMap, route: Route, is_waiting: bool) -> Flow[float]:
+    def _look(
+        self, shards: ShardMap, route: Route, is_waiting: bool, until: float | None = None
+    ) -> Flow[float]:
         """Look at a server of the cluster that has not answered yet."""
-        return flows.look_at(self._home().pool, shards, self.target.key, route, is_waiting)
+        return flows.look_at(self._home().pool, shards, self.target.key, route, is_waiting, until)
 
     def _talk(
-        self, link: Link, operation: Operation[R], until: float | None, look: flows.Look | None
+        self, link: Link, operation: Operation[R], until: float | None, look: flows.LookAgain | None
     ) -> Flow[R]:
         try:
             if self.is_cancelled:
@@ -255,9 +263,7 @@ class Asker:
 
     # What is about a lock that is held.
 
-    def _tell(
-        self, operation: Callable[[Target], Operation[R]], link: Link | None, timeout: float
-    ) -> Flow[tuple[R, Link]]:
+    def _tell(self, operation: Tell[R], link: Link | None, timeout: float) -> Flow[tuple[R, Link]]:
         """Run an operation about what is held, on its connection or, if that broke, on a new one.
 
         `telling` is then the connection, as long as the caller stands on it.
@@ -275,7 +281,7 @@ class Asker:
                 if link is not None and link is not stood_on:
                     link.close()
                 self.telling = link = yield Open(route, self._open_until(until))
-            told = operations.kept(operation(self._knowing(link)))
+            told = operations.kept(operation(self._knowing(link), link is not stood_on))
             try:
                 answer = yield from flows.talk(link, told, until, look)
             except errors.RemoteError:
@@ -284,7 +290,7 @@ class Asker:
             return operations.raised(answer), link
 
         def look(is_waiting: bool) -> Flow[float]:
-            return self._look(shards, self.route, is_waiting)
+            return self._look(shards, self.route, is_waiting, until)
 
         path = self._path(shards, timeout, link)
         try:
@@ -294,7 +300,7 @@ class Asker:
                 stood_on.close()
 
     def _tell_twice(
-        self, operation: Callable[[Target], Operation[R]], first: Link | None, until: float
+        self, operation: Tell[R], first: Link | None, until: float
     ) -> Flow[tuple[R, Link]]:
         """Do so on a connection, and on another one if it breaks or its server says nothing.
 
@@ -304,7 +310,7 @@ class Asker:
         on_first: Talk[R] | None = None
         if first is not None and not first.closed:
             self.telling = first
-            on_first, now = Talk(first, operation(self._knowing(first)), until), clock.now()
+            on_first, now = Talk(first, operation(self._knowing(first), False), until), clock.now()
             on_first.look_at = now + min(SILENCE, (until - now) / 2)
             try:
                 answer = yield on_first
@@ -318,7 +324,7 @@ class Asker:
                     return answer, first
         try:
             self.telling = link = yield Open(self.route, until)
-            answer = yield Talk(link, operation(self._knowing(link)), until)
+            answer = yield Talk(link, operation(self._knowing(link), True), until)
             if on_first is not None:
                 on_first.look_at = clock.now() + SILENCE
                 try:
@@ -327,7 +333,7 @@ class Asker:
                     self._doubt()  # the hold may have come to it again, and ended with it
                     is_silent = False
                 if not is_silent:
-                    answer = yield Talk(link, operation(self.target), until)
+                    answer = yield Talk(link, operation(self.target, True), until)
             return answer, link
         finally:
             if on_first is not None:

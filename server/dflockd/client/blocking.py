@@ -15,12 +15,13 @@ from typing import Any, Self, TypeVar
 from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
 from dflockd.client.frames import without_frames
+from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.operations import Progress
-from dflockd.client.session import RELEASE_PATIENCE, Reply
+from dflockd.client.session import RELEASE_PATIENCE, Heard
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import ENQUEUED, UnexpectedReplyError
@@ -50,7 +51,7 @@ class DistributedLock(LockBase):
     lock is held. If the process ends, however suddenly, the lock is free at once. Locks are not
     re-entrant. Each object serves one owner at a time; others get an `AlreadyHeldError`. If a signal
     handler raises, neither a lock nor a position is left behind, unless it raises at the very first
-    instruction of ``__exit__``: then the lock is held for as long as its object lives.
+    instruction of ``__exit__`` or `release`: then the lock is held for as long as its object lives.
 
     For the arguments see `dflockd.client.lock.LockBase`.
     """
@@ -178,7 +179,8 @@ class DistributedLock(LockBase):
         Raises:
             InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
             RemoteError: the server could not be asked, refused, or sent nothing for 10 s or until
-                the lease was over. The lock ends with the connection.
+                the lease was over. If the lease goes on, so does the lock.
+            LocalError: `on_lost` of some lock calls this: its thread would wait for itself.
         """
         return _run(self._renewing(lease_ttl_s))
 
@@ -238,9 +240,9 @@ class DistributedLock(LockBase):
         since a restarted server may remember the lock. The same holds for a server that is silent
         for a second.
         """
-        session = self._session
-        claim = session.lease, session.waiter
         try:
+            session = self._session
+            claim = session.lease, session.waiter
             link = session.hand_back(claim)
             reply = None
             if link is not None:
@@ -310,14 +312,6 @@ class DistributedLock(LockBase):
         """
         return _run(self._evicting(fence))
 
-    def cancel(self) -> None:
-        """Make an `acquire` or `wait` of this lock in another thread raise `AcquireCancelledError`.
-
-        It also applies to one that is about to begin, and cannot be undone. It takes no mutex, so
-        you may call it in a signal handler.
-        """
-        self._session.cancel()
-
     def __enter__(self) -> Self:
         """Acquire the lock.
 
@@ -341,7 +335,21 @@ class DistributedLock(LockBase):
         traceback: TracebackType | None,
     ) -> None:
         """Release the lock."""
-        self.release()
+        # As `release` does. To call that would be an instant more at which a signal's exception leaves
+        # the lock held: where a function begins, nothing can catch it yet.
+        try:
+            session = self._session
+            claim = session.lease, session.waiter
+            link = session.hand_back(claim)
+            reply = None
+            if link is not None:
+                reply = _hear(link, RELEASE_PATIENCE)
+                if type(reply) is bytes and session.is_released(link, reply):
+                    return
+            _run(session.release(claim, link, reply))
+        except BaseException:
+            session.give_up(claim)
+            raise
 
     @staticmethod
     def _callback(
@@ -378,7 +386,7 @@ class RateLimit(RateLimitBase, DistributedSemaphore):
     """
 
 
-def _hear(link: Any, patience: float | None) -> Reply:
+def _hear(link: Any, patience: float | None) -> Heard:
     """Wait for the reply to what a connection was asked, for so many seconds (``None``: no end)."""
     try:
         poll = link.poll
@@ -409,7 +417,7 @@ def drive(waits: Waits[R]) -> R:
                 outcome = _ready(wait, False, wait.left)
             else:
                 left = wait.left
-                outcome = wait.poll.poll(left * 1000 if left < LONGEST_POLL else None)
+                outcome = bool(wait.poll.poll(left * 1000 if left < LONGEST_POLL else None))
             wait = waits.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
@@ -431,12 +439,12 @@ def _ready(link: Connection, writes: bool, left: float) -> bool:
         return any(select.select(readable, writable, [], seconds)[:2])
     poll = make_poll()
     poll.register(number, select.POLLOUT if writes else select.POLLIN)
-    if not writes:
+    if not writes and current_hub() is None:  # theirs is of one hub alone
         link.poll = poll
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
-def _wait(wait: Wait) -> object:
+def _wait(wait: Awaited) -> object:
     if isinstance(wait, Ready):
         return _ready(wait.link, wait.writes, wait.until - clock.now())
     if isinstance(wait, Pause):

@@ -24,7 +24,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.frames import without_frames
-from dflockd.client.operations import Answer, Exchange, authenticate, greet
+from dflockd.client.operations import Exchange, TimedReply, authenticate, greet
 from dflockd.client.steps import SILENT, Flow, Hear, Link, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
@@ -62,15 +62,23 @@ class Resolve(NamedTuple):
     until: float
 
 
-Wait: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
+Awaited: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
 """What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, for the
-seconds that it has `left`: that is what nearly all waits are."""
-Waits: TypeAlias = Generator[Wait, Any, R]
+seconds that it has `left`: that is what nearly all waits are. A driver that reads from it itself
+answers with the reply that it has read, or with the error that came of that, instead of ``True``."""
+Waits: TypeAlias = Generator[Awaited, Any, R]
 _Found: TypeAlias = "list[tuple[int, int, int, Any]]"
 
 
 class _Forked(Protocol):
     def forget_after_fork(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Who has registered the descriptor of a connection with a poller."""
+
+    def is_gone(self) -> bool:
+        """Whether the poller is no more: nobody learns there of the end of the connection."""
 
 
 CONNECTIONS: weakref.WeakSet[_Forked] = weakref.WeakSet()
@@ -87,11 +95,16 @@ class Connection:
     """One connection. If you are interrupted between a request and its reply, `close` it.
 
     The next reply would be taken for the wrong one, and closing is what tells the server to let go.
+
+    Who has registered the descriptor with a poller closes it. If anybody else did, its number would be
+    free for the next connection, while the poller takes it for this one. So `close` shuts it down where
+    somebody watches it, which tells the server and wakes all who wait; the last to `unwatch` closes it.
     """
 
     __slots__ = (
         "__weakref__",
         "_sock",
+        "_watchers",
         "asked_at",
         "closed",
         "features",
@@ -99,6 +112,7 @@ class Connection:
         "idle_since",
         "is_tls",
         "left",
+        "loop_reader",
         "owed",
         "poll",
         "pooled",
@@ -122,11 +136,15 @@ class Connection:
         self.asked_at = 0.0
         """When the latest `ask` was."""
         self.left = math.inf
-        """For how many seconds it is waited for once it is yielded; see `Wait`."""
+        """For how many seconds it is waited for once it is yielded; see `Awaited`."""
         self.poll: Any = None
         """What the driver of threads waits with."""
+        self.loop_reader: Any = None
+        """What reads from it in the event loop that has used it last."""
         self.reader = ReplyReader()
         self.is_tls = False
+        self._watchers: list[object] = []
+        """Who has registered the descriptor, and who is closing it. Changed by single operations."""
         me = threading.get_ident()
         try:
             _making.append(me)
@@ -203,17 +221,47 @@ class Connection:
             self.owed = False
         return line
 
+    def watch(self, watcher: Watcher) -> bool:
+        """Note that somebody is about to register the descriptor; ``False`` if it is closed."""
+        self._watchers.append(watcher)
+        if self.closed:  # who closes it from now on sees the watcher
+            self.unwatch(watcher)
+            return False
+        return True
+
+    def unwatch(self, watcher: object) -> None:
+        """Note that somebody has unregistered it; the last one closes it, if somebody has ended it."""
+        with contextlib.suppress(ValueError):  # its poller is gone, and somebody has seen that
+            self._watchers.remove(watcher)
+        if self.closed and not self._watchers:
+            self._sock.close()
+
     def interrupt(self) -> None:
         """Make a wait for a reply on it fail at once. From any thread."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        if self.watch(self):  # so that nobody frees the number meanwhile
+            self._shut_down()
+            self.unwatch(self)
 
     def close(self) -> None:
         """Close it. A server lets go of what was held on it. From any thread."""
         self.closed = True
         if not self.features:
             _published.discard(self.route.address)
-        self._sock.close()
+        self._watchers.append(self)
+        for each in self._watchers.copy():
+            if each is not self and cast(Watcher, each).is_gone():
+                self.unwatch(each)
+        if len(self._watchers) > 1:
+            self._shut_down()
+        self.unwatch(self)
+
+    def is_gone(self) -> bool:
+        """As that of a `Watcher`: who closes a connection watches it until that is done."""
+        return False
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def forget_after_fork(self) -> None:
         """Close this process's copy of the descriptor and say nothing: the parent goes on."""
@@ -355,21 +403,22 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
             while line is None:
                 left = min(limit, talk.look_at) - clock.now()
                 link.left = left if left > 0 else 0.0
-                if not ((link.is_tls and link.has_data()) or (yield link)):
+                heard = (link.is_tls and link.has_data()) or (yield link)
+                if not heard:
                     break
-                line = link.receive()
+                line = link.receive() if heard is True else heard
             if isinstance(line, Exception):
                 raise line
             if line is not None:
                 link.accept(line)
-                answer = Answer(line, sent, clock.now())
+                answer = TimedReply(line, sent, clock.now())
             elif talk.look_at < limit:
                 talk.under_way = exchange, sent, None
                 return SILENT
             elif exchange.timeout_is_reply and not link.closed:
                 link.close()
                 over = clock.now()
-                answer = Answer(b"timeout", over, over)
+                answer = TimedReply(b"timeout", over, over)
             else:
                 raise TimeoutError
             exchange, sent, line = operation.send(answer), 0.0, None

@@ -10,7 +10,6 @@ from dflockd import errors
 from dflockd.client import clock
 from dflockd.client.frames import without_frames
 from dflockd.client.operations import (
-    PING_PATIENCE,
     Operation,
     ShardReport,
     Target,
@@ -18,7 +17,7 @@ from dflockd.client.operations import (
     ping,
     shards,
 )
-from dflockd.client.routing import Ask, Load, Outcome, Path, Ping, ShardMap, Step, glance
+from dflockd.client.routing import Ask, Leg, Load, Path, ShardMap, SignOfLife, StepOutcome, glance
 from dflockd.client.steps import SILENT, Flow, Link, Open, Pause, Route, Talk
 
 SILENCE = 1.0
@@ -26,7 +25,7 @@ SILENCE = 1.0
 
 R = TypeVar("R")
 
-Look: TypeAlias = Callable[[bool], Flow[float]]
+LookAgain: TypeAlias = Callable[[bool], Flow[float]]
 """Looks at a server that says nothing, and returns after how many seconds to look again, or raises
 what ends the wait. Its argument says whether the server may be right to say nothing yet."""
 
@@ -45,7 +44,7 @@ class Links(Protocol):
 
 
 def talk(
-    link: Link, operation: Operation[R], until: float | None = None, look: Look | None = None
+    link: Link, operation: Operation[R], until: float | None = None, look: LookAgain | None = None
 ) -> Flow[R]:
     """Go through an operation on a link.
 
@@ -61,7 +60,7 @@ def talk(
     return go_on(Talk(link, operation, until), look)
 
 
-def go_on(going_on: Talk[R], look: Look | None) -> Flow[R]:
+def go_on(going_on: Talk[R], look: LookAgain | None) -> Flow[R]:
     """Go through a talk, which may have begun already; see `talk`."""
     link = going_on.link
     if look is None:
@@ -124,7 +123,12 @@ def ask(
 
 
 def look_at(
-    links: Links, shard_map: ShardMap, key: bytes, route: Route, is_waiting: bool
+    links: Links,
+    shard_map: ShardMap,
+    key: bytes,
+    route: Route,
+    is_waiting: bool,
+    until: float | None = None,
 ) -> Flow[float]:
     """Look at a server of a cluster that has not answered yet; see `dflockd.client.routing.glance`.
 
@@ -139,7 +143,7 @@ def look_at(
         return step.timeout or 0.0
         yield  # a flow without steps
 
-    path = glance(shard_map, key, route.address, is_waiting, clock.now())
+    path = glance(shard_map, key, route.address, is_waiting, clock.now(), until)
     return (yield from walk(links, path, route, found))
 
 
@@ -176,9 +180,9 @@ def walk(
             if isinstance(step, Load):
                 there, loading = about_server(str(step.server)), partial(shards, known=step.known)
                 report = yield from ask(links, route.at(step.server), loading, there, step.patience)
-            elif isinstance(step, Ping):
+            elif isinstance(step, SignOfLife):
                 there = about_server(str(step.server))
-                yield from ask(links, route.at(step.server), ping, there, PING_PATIENCE)
+                yield from ask(links, route.at(step.server), ping, there, step.patience)
             else:
                 yield from wait(step.seconds)
         except errors.RemoteError as exc:
@@ -187,7 +191,7 @@ def walk(
             step = _next(path, None, report)
 
 
-def _next(path: Path, error: errors.RemoteError | None, report: ShardReport | None) -> Step:
+def _next(path: Path, error: errors.RemoteError | None, report: ShardReport | None) -> Leg:
     """Tell a path what came of its last step.
 
     Errors go in and out without their tracebacks: see `dflockd.client.frames`.
@@ -195,7 +199,7 @@ def _next(path: Path, error: errors.RemoteError | None, report: ShardReport | No
     try:
         if error is not None:
             without_frames(error)
-        return path.send(Outcome(clock.now(), error, report))
+        return path.send(StepOutcome(clock.now(), error, report))
     except errors.RemoteError as exc:
         without_frames(exc)
         raise

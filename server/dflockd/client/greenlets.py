@@ -1,4 +1,4 @@
-"""What eventlet needs beyond its monkey patches."""
+"""What gevent and eventlet need beyond their monkey patches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ import select
 import selectors
 import sys
 from typing import Any
+
+
+def current_hub() -> Any:
+    """Return what runs the greenlets of this thread; ``None`` where threads are the system's own.
+
+    Each thread has its own. What waits in one, be it a greenlet or a poller, is no good in another.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        return sys.modules["gevent"].get_hub()
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        return sys.modules["eventlet.hubs"].get_hub()
+    return None
 
 
 def make_selector() -> selectors.BaseSelector:

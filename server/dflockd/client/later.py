@@ -16,13 +16,13 @@ from dflockd.client.flows import Links, talk, walk
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Target, detach, release
 from dflockd.client.routing import Ask
-from dflockd.client.steps import Flow, Hear, Link, Open, Probe, Route
+from dflockd.client.steps import Flow, Hear, Link, Open, ReturnProbe, Route
 
 
 class Probing(Links, Protocol):
     """The pool, with what its users know of servers that were lost."""
 
-    probes: dict[Route, Probe]
+    probes: dict[Route, ReturnProbe]
 
 
 class Turn:
@@ -34,7 +34,7 @@ class Turn:
     def __init__(self, lease: Lease, links: Probing) -> None:
         self._lease = lease
         self._links = links
-        self._probe = Probe()
+        self._probe = ReturnProbe()
         self._at: Route | None = None
 
     def has_come(self, route: Route) -> bool:

@@ -6,6 +6,7 @@ import logging
 import math
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -27,11 +28,31 @@ JITTER = 0.1
 SILENCE = 1.0
 """Seconds without an answer to a renewal after which another connection is tried."""
 
+UNRENEWED: Final = "its lease ended unrenewed"
+UNKNOWN: Final = "the server no longer knows it"
+
 HELD: Final = "held"
 DOUBTFUL: Final = "doubtful"
 LOST: Final = "lost"
 RELEASED: Final = "released"
 ABANDONED: Final = "abandoned"
+
+
+class Renewal(Signal):
+    """A renewal that somebody asks the reactor for; fired when it is done, or the lease is over.
+
+    Args:
+        seconds: of the new lease; ``None`` for that which was granted.
+    """
+
+    __slots__ = ("is_granted", "seconds", "sent")
+
+    def __init__(self, seconds: int | None) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.sent = math.inf
+        """When the first request went out that says so."""
+        self.is_granted = False
 
 
 class Lease:
@@ -40,10 +61,11 @@ class Lease:
     The lease counts from before the request that began it was sent. Past its deadline the lock is
     lost, whatever the server says later: somebody else may hold it.
 
-    Two parties use it: the owner of the lock, and the reactor, which renews it. The one that gets
-    its connection from `take` may use it, and returns it with `put`. The one for whose claim `end`
-    returns ``True`` ends the lease. Both are single operations of a list or a dict, so that no
-    signal handler and no finaliser can meet them half done.
+    Two parties use it: the owner of the lock, and the reactor, which alone renews it: the owner asks
+    for a renewal with `ask`. The one that gets its connection from `take` may use it, and returns it
+    with `put`: the owner takes it to end the lease. The one for whose claim `end` returns ``True`` ends
+    it. All of these are single operations of a list or a dict, so that no signal handler and no
+    finaliser can meet them half done.
 
     Once its `owner` is forgotten the lock ends with its connection, unless it has ended already.
     """
@@ -62,6 +84,10 @@ class Lease:
     report_at = math.inf
     """When to report that to its server; never once that is done."""
     shards: ShardMap | None = None
+    why: str = ""
+    """Why it is lost."""
+    renewals: deque[Renewal] | None = None
+    """Those that are asked for and are still to be sent."""
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
     _state: str = HELD
@@ -186,6 +212,12 @@ class Lease:
             link.close()  # its owner has not waited for it
         return True
 
+    def ask(self, renewal: Renewal) -> None:
+        """Have it renewed by the reactor. Tell that next."""
+        self.__dict__.setdefault("renewals", deque()).append(renewal)
+        if self._end:  # who has ended it may not have seen this one
+            self._settle()
+
     def shorten(self, seconds: int) -> None:
         """Take in that so short a lease is about to be asked for: it may begin with the request."""
         self.deadline = min(self.deadline, clock.now() + seconds)
@@ -216,8 +248,8 @@ class Lease:
         if self._end.setdefault("by", claim) is not claim:
             return False
         self._owner = None
-        if self.settled is not None:
-            self.settled.fire()
+        if self.settled is not None or self.renewals is not None:
+            self._settle()
         return True
 
     def is_ended_by(self, claim: object) -> bool:
@@ -239,6 +271,7 @@ class Lease:
         if self._end.setdefault("by", LOST) is not LOST:
             return
         self._owner = None
+        self.__dict__.setdefault("why", why)
         self.link.close()  # the server may think otherwise: what it holds for us ends with it
         self._settle()
         me = object()
@@ -285,6 +318,13 @@ class Lease:
         return pursue(self.shards, key, self.deadline, now, insists=True)
 
     def _settle(self) -> None:
-        signal = self.settled
+        signal, renewals = self.settled, self.renewals
         if signal is not None:
             signal.fire()
+        if renewals is not None and self._end:
+            while renewals:
+                try:
+                    renewal = renewals.popleft()
+                except IndexError:
+                    break  # another thread was faster
+                renewal.fire()

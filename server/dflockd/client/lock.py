@@ -244,6 +244,15 @@ class LockBase:
         self._session = RatedSession(self._session, parse_rate(rate), begins=begins)
         return self
 
+    def cancel(self) -> None:
+        """Make an `acquire` or `wait` of this lock, in another thread or task, raise an error.
+
+        That is an `AcquireCancelledError`. It also applies to one that is about to begin, and cannot be
+        undone. It takes no mutex and does not wait, so you may call it in a signal handler and in any
+        thread.
+        """
+        self._session.cancel()
+
     def begin(self) -> None:
         """Say that the run begins for which a rate granted the lock; see `with_rate`.
 

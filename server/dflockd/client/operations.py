@@ -116,7 +116,7 @@ class Exchange(NamedTuple):
     """Whether the server may be right to say nothing for a while: the lock is not free."""
 
 
-class Answer(NamedTuple):
+class TimedReply(NamedTuple):
     """One reply, with the monotonic times at which its request left and it came."""
 
     line: bytes
@@ -197,7 +197,7 @@ DONE: Final = Status.OK.value
 
 R = TypeVar("R")
 M = TypeVar("M")
-Operation: TypeAlias = Generator[Exchange, Answer, R]
+Operation: TypeAlias = Generator[Exchange, TimedReply, R]
 
 
 def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -465,16 +465,25 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
         # It took longer than the lease is: whether it has begun anew is not known any more.
 
 
-def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
+def detach(target: Target, token: bytes, lease: int, *, is_new: bool = False) -> Operation[bool]:
     """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
     ``False`` if it is another's by now, or held no more.
+
+    Args:
+        target: what it is about.
+        token: of the grant.
+        lease: seconds.
+        is_new: whether its connection is another one than before. To the server the hold belongs to
+            that, which may be half open: so it is brought here before.
 
     Raises:
         UnsupportedError: the server does not know that.
     """
     if target.is_published:
         raise unsupported(target, "how to detach a hold", "release it")
+    if is_new and (yield from renew(target, token, lease)) is None:
+        return False
     request = _renew(target, token, lease, How.DETACH)
     answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
     reply = _read(parse_renewed, answer, target)
@@ -523,7 +532,7 @@ def _confirmation_request(target: Target, token: bytes, lease: int | None) -> by
     return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label))
 
 
-def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
+def read_renewal(target: Target, token: bytes, answer: TimedReply) -> Grant | None:
     """Return what the answer to a `renewal_request` means."""
     reply = _read(parse_renewed, answer, target)
     if isinstance(reply, Renewed):
@@ -795,7 +804,7 @@ def _is_whole(seconds: float) -> bool:
     return math.ceil(seconds) - seconds <= ROUNDING
 
 
-def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Grant | None]:
+def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operation[Grant | None]:
     """Return the grant with a deadline that can be trusted, or ``None`` if its lease has ended.
 
     The lease began at the server at some time between the departure of the request and the arrival
@@ -859,7 +868,7 @@ def _taken_up(grant: Grant | None, target: Target) -> Grant:
     return grant
 
 
-def _read(parse: Callable[[bytes], M], answer: Answer, target: Target) -> M:
+def _read(parse: Callable[[bytes], M], answer: TimedReply, target: Target) -> M:
     try:
         return parse(answer.line)
     except UnexpectedReplyError as exc:

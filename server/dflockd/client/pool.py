@@ -8,7 +8,7 @@ from typing import Any
 
 from dflockd.client import clock
 from dflockd.client.connection import Connection
-from dflockd.client.steps import Link, Probe, Route
+from dflockd.client.steps import Link, ReturnProbe, Route
 
 MAX_IDLE = 16
 """Connections that are kept idle for each server and credentials; more are closed on return."""
@@ -35,7 +35,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._idle: dict[Route, deque[Connection]] = {}
-        self.probes: dict[Route, Probe] = {}
+        self.probes: dict[Route, ReturnProbe] = {}
         """The probe that finds out whether a lost server is back; others wait for it."""
 
     def take(self, route: Route) -> Link | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import errno
 import heapq
 import itertools
 import logging
@@ -22,16 +21,17 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from dflockd.client import clock
-from dflockd.client.connection import CONNECTIONS, Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import CONNECTIONS, Awaited, Connection, Resolve, Waits, carry_out
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.later import release_later, take_back
-from dflockd.client.lease import Lease
+from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
 from dflockd.client.renewal import keep
 from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
@@ -55,6 +55,9 @@ FORGOTTEN = 8
 LONGEST_BEGINNING = 1.0
 """Seconds that the end of the process waits for a thread that was started a moment before."""
 
+SHARED_FOR = 1.0
+"""Seconds after which nobody else waits for a look-up that has not answered yet."""
+
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
@@ -64,19 +67,23 @@ logger = logging.getLogger("dflockd.client")
 class Task:
     """A flow that the reactor drives, and what it waits for. Its fields are the reactor's."""
 
-    __slots__ = ("ended", "listening", "order", "over", "registered", "waits")
+    __slots__ = ("ended", "listening", "order", "over", "reactor", "registered", "waits")
 
-    def __init__(self, waits: Waits[Any]) -> None:
+    def __init__(self, reactor: Reactor, waits: Waits[Any]) -> None:
+        self.reactor = reactor
         self.waits = waits
         self.order = -1
         """The number of its entry in the heap; others with it there are out of date."""
-        self.registered: tuple[int, int, object] | None = None
-        """The descriptor and the events that the selector knows, and the connection: another one may
-        have the same number by now."""
+        self.registered: tuple[Connection, int] | None = None
+        """The connection and the events that the selector knows."""
         self.listening: tuple[Signal, Callable[[], object]] | None = None
         self.over: object = False
         """What it is resumed with when its time is over."""
         self.ended = False
+
+    def is_gone(self) -> bool:
+        """Whether the reactor watches for it no more; see `dflockd.client.connection.Watcher`."""
+        return self.ended
 
     def listen_no_more(self) -> None:
         """Wait for no signal any more."""
@@ -101,7 +108,9 @@ class Reactor:
         self._looks = 0
         """How many looks are still to come, unless others come."""
         self._look_at_young_at = math.inf
-        self._due: list[tuple[float, int, Task | Lease]] = []
+        self._due: list[tuple[float, int, Task | weakref.ref[Lease]]] = []
+        """Leases are only referred to: one that is over would be kept, with its connection, for as long
+        as it would have lasted."""
         self._order = itertools.count()
         self._wakes_at = -math.inf
         """When the thread looks up by itself; ``-inf`` while it is up."""
@@ -119,8 +128,8 @@ class Reactor:
     # What others call, from any thread.
 
     def keep(self, lease: Lease) -> None:
-        """Look after a lease until it ends; or look at it anew, for it has another connection."""
-        if lease.task is not None or lease.lease * lease.renew_ratio < EARLY:
+        """Look after a lease until it ends."""
+        if lease.lease * lease.renew_ratio < EARLY:
             self._tell(-math.inf, lease)
         else:
             self._young[id(lease)] = lease
@@ -129,9 +138,14 @@ class Reactor:
             if not self._looks:
                 self._wake_or_start()
 
+    def renew(self, lease: Lease) -> None:
+        """Renew a lease now: somebody waits for that."""
+        reactor = _reactor_of(lease, self)
+        reactor.call(partial(reactor._renew, lease))
+
     def report(self, lease: Lease) -> None:
         """Come back to a lease when its beginning must be reported, if it lasts until then."""
-        self._tell(lease.report_at, lease)
+        _reactor_of(lease, self)._tell(lease.report_at, lease)
 
     def forget(self, lease: Lease) -> None:
         """Look after a lease no more that its owner has ended.
@@ -141,9 +155,10 @@ class Reactor:
         """
         self._young.pop(id(lease), None)
         if lease.task is not None:
-            self._inbox.append((math.inf, lease))
-            if len(self._inbox) > FORGOTTEN and self._wakes_at > -math.inf:
-                self._wake()
+            reactor = _reactor_of(lease, self)
+            reactor._inbox.append((math.inf, lease))
+            if len(reactor._inbox) > FORGOTTEN and reactor._wakes_at > -math.inf:
+                reactor._wake()
 
     def release_later(self, lease: Lease) -> None:
         """Release a lock once its server can be reached again, unless its lease ends before."""
@@ -155,7 +170,7 @@ class Reactor:
 
     def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
-        task = Task(carry_out(flow))
+        task = Task(self, carry_out(flow))
         self.call(lambda: self._begin(task))
         return task
 
@@ -231,7 +246,7 @@ class Reactor:
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._started.pop()
-        self._begin(Task(carry_out(self._sweep())))
+        self._begin(Task(self, carry_out(self._sweep())))
         while not self._is_closed:
             try:
                 self._turn()
@@ -273,7 +288,7 @@ class Reactor:
                 self._wakes_at = -math.inf
                 assert self._pipe is not None
                 self._pipe.drain()
-            elif key.data.registered is not None and key.data.registered[0] == key.fd:
+            elif key.data.registered is not None:
                 self._step(key.data, True)
 
     def _sleeps(self) -> float:
@@ -315,10 +330,12 @@ class Reactor:
         now = clock.now()
         while self._due and self._due[0][0] <= now:
             _, order, due = heapq.heappop(self._due)
-            if isinstance(due, Lease):
-                self._look_at(due)
-            elif order == due.order:
-                self._step(due, due.over)
+            if isinstance(due, Task):
+                if order == due.order:
+                    self._step(due, due.over)
+            elif (lease := due()) is not None:
+                self._look_at(lease)
+                del lease
 
     def _take_in(self, when: float, what: Lease | Callable[[], object]) -> None:
         if not isinstance(what, Lease):
@@ -327,13 +344,16 @@ class Reactor:
             if not what.task.ended:
                 self._step(what.task, False)
         elif not what.is_over:
-            heapq.heappush(self._due, (when, next(self._order), what))
+            heapq.heappush(self._due, (when, next(self._order), weakref.ref(what)))
 
     def _forget_what_is_over(self) -> None:
         # Locks come and go much faster than their times fall due.
         while self._due:
             _, order, what = self._due[0]
-            if not what.is_over if isinstance(what, Lease) else what.order == order:
+            if isinstance(what, Task):
+                if what.order == order:
+                    break
+            elif (lease := what()) is not None and not lease.is_over:
                 break
             heapq.heappop(self._due)
 
@@ -342,14 +362,20 @@ class Reactor:
         if lease.is_over:
             return
         if not isinstance(lease.task, Task):
-            task = lease.task = Task(carry_out(keep(lease, self._pool)))
+            task = lease.task = Task(self, carry_out(keep(lease, self._pool)))
             self._begin(task)
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
             self._stop(lease.task)
-            lease.lose("its lease ended unrenewed")
+            lease.lose(UNRENEWED)
             return
-        heapq.heappush(self._due, (lease.deadline, next(self._order), lease))
+        heapq.heappush(self._due, (lease.deadline, next(self._order), weakref.ref(lease)))
+
+    def _renew(self, lease: Lease) -> None:
+        if not isinstance(lease.task, Task):
+            self._look_at(lease)
+        elif not lease.is_away:  # else it is about to be renewed on another connection
+            self._step(lease.task, False)
 
     def _sweep(self) -> Flow[None]:
         while True:
@@ -387,7 +413,7 @@ class Reactor:
         task.ended = True
         self._unregister(task)
 
-    def _wait(self, task: Task, wait: Wait) -> None:
+    def _wait(self, task: Task, wait: Awaited) -> None:
         task.over = False
         if isinstance(wait, Connection):
             wait = Ready(wait, False, clock.now() + wait.left)
@@ -425,32 +451,35 @@ class Reactor:
             heapq.heappush(self._due, (when, task.order, task))
 
     def _register(self, task: Task, wait: Ready) -> bool:
-        fd = wait.link.fileno()
-        wanted = (fd, selectors.EVENT_WRITE if wait.writes else selectors.EVENT_READ, wait.link)
-        if task.registered == wanted:
+        """Have the selector look at a connection; ``False`` if that is closed."""
+        link: Connection = wait.link
+        events = selectors.EVENT_WRITE if wait.writes else selectors.EVENT_READ
+        if task.registered == (link, events):
             return True
         self._unregister(task)
-        if fd < 0:
+        if not link.watch(task):
             return False
-        known = self._selector.get_map().get(fd)
-        if known is not None:
-            # Left by a task whose descriptor was closed by its owner, and has come back.
-            self._selector.unregister(fd)
-            known.data.registered = None
-        try:
-            self._selector.register(fd, wanted[1], task)
-        except OSError as exc:
-            if exc.errno != errno.EBADF:
-                raise
-            return False  # its owner has closed it just now
-        task.registered = wanted
+        known = self._selector.get_map().get(link.fileno())
+        if (
+            known is not None
+        ):  # it was a lock's that has been released, which does not wake this thread
+            self._unregister(known.data)
+        task.registered = link, events
+        self._selector.register(link.fileno(), events, task)
         return True
 
     def _unregister(self, task: Task) -> None:
         if task.registered is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self._selector.unregister(task.registered[0])
+            link, _ = task.registered
             task.registered = None
+            with contextlib.suppress(KeyError):  # it could not be registered
+                self._selector.unregister(link.fileno())
+            link.unwatch(task)
+
+
+def _reactor_of(lease: Lease, here: Reactor) -> Reactor:
+    """Return who looks after a lease: its owner may have come here from another hub."""
+    return lease.task.reactor if isinstance(lease.task, Task) else here
 
 
 class _Pipe:
@@ -481,40 +510,45 @@ class _Pipe:
 class Resolver:
     """Looks up names, which takes threads of their own: nobody can do it without waiting.
 
-    There is one for each host: who asks for one that does not answer holds up nobody else. From any
-    thread, and without a lock.
+    Who asks for the same host and port at the same time shares one look-up. One that does not answer
+    holds up nobody who asks for another host, nor for long who asks for the same. From any thread, and
+    without a lock.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, deque[tuple[Resolve, Callable[[object], object]]]] = {}
-        """By host."""
-        self._running: dict[str, object] = {}
-        """The hosts that have a thread, by a single operation."""
+        self._under_way: dict[tuple[str, int], _LookUp] = {}
 
     def resolve(self, name: Resolve, found: Callable[[object], object]) -> None:
         """Have it looked up, and `found` called in another thread with what `getaddrinfo` brings."""
-        self._asked.setdefault(name.host, deque()).append((name, found))
-        self._begin(name.host)
+        where, now = (name.host, name.port), clock.now()
+        look_up = self._under_way.get(where)
+        if (
+            look_up is None
+            or look_up.fired
+            or not look_up.began <= now < look_up.began + SHARED_FOR
+        ):
+            look_up = _LookUp(now)
+            _thread.start_new_thread(self._run, (where, look_up))
+            # Not before: if this is interrupted, nobody waits for a thread that never began.
+            self._under_way[where] = look_up
+        look_up.listen(lambda: found(look_up.outcome))
 
-    def _begin(self, host: str) -> None:
-        me = object()
-        if self._running.setdefault(host, me) is me:
-            try:
-                _thread.start_new_thread(self._run, (host,))
-            except BaseException:
-                del self._running[host]
-                raise
+    def _run(self, where: tuple[str, int], look_up: _LookUp) -> None:
+        try:
+            look_up.outcome = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
+        except Exception as exc:
+            look_up.outcome = exc
+        look_up.fire()
+        if self._under_way.get(where) is look_up:
+            self._under_way.pop(where, None)
 
-    def _run(self, host: str) -> None:
-        asked = self._asked[host]
-        while asked:
-            name, found = asked.popleft()
-            outcome: object
-            try:
-                outcome = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
-            except Exception as exc:
-                outcome = exc
-            found(outcome)
-        del self._running[host]
-        if asked:  # somebody has come in between, and was told that there is a thread
-            self._begin(host)
+
+class _LookUp(Signal):
+    """A name that is being looked up."""
+
+    __slots__ = ("began", "outcome")
+
+    def __init__(self, began: float) -> None:
+        super().__init__()
+        self.began = began
+        self.outcome: object = None

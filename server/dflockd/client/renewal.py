@@ -19,10 +19,10 @@ from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.flows import look_at, walk
 from dflockd.client.later import Probing, Turn
-from dflockd.client.lease import DOUBTFUL, SILENCE, Lease
+from dflockd.client.lease import DOUBTFUL, SILENCE, UNKNOWN, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import (
-    Answer,
     Grant,
+    TimedReply,
     read_renewal,
     renewal_request,
 )
@@ -72,6 +72,8 @@ class _Keeper:
         """When a renewal was sent on connections that owe its answer."""
         self.spare: Link | None = None
         """A second connection to the same server, to which the hold may belong."""
+        self.promised: list[Renewal] = []
+        """Renewals that somebody waits for, and that were sent."""
         self.says_begun = False
         """Whether the latest renewal said that the run has begun."""
         self._settles_from = 0.0
@@ -86,7 +88,7 @@ class _Keeper:
             link = lease.take()
             if link is None:
                 if lease.left <= 0:
-                    lease.lose("its lease ended unrenewed")
+                    lease.lose(UNRENEWED)
                     return
                 yield Pause(BUSY)  # its owner renews it, or is about to end it
                 continue
@@ -108,6 +110,33 @@ class _Keeper:
         """Close what nobody else knows."""
         if self.spare is not None:
             self.spare.close()
+        self._fire(self.promised)
+
+    def heed(self, now: float) -> None:
+        """Take in what is asked for, by those who wait for a renewal: one is about to be sent."""
+        lease, asked = self.lease, self.lease.renewals
+        while asked:
+            renewal = asked.popleft()
+            renewal.sent = now
+            self.promised.append(renewal)
+            lease.asked = renewal.seconds or lease.asked
+            lease.shorten(lease.asked)
+
+    def keep_promises(self, sent: float) -> None:
+        """Tell those who wait that a renewal is done which was sent then."""
+        promised, self.promised = self.promised, []
+        done = [each for each in promised if each.sent <= sent]
+        for each in promised:
+            if each not in done:
+                self.lease.ask(each)  # it says something else
+        for each in done:
+            each.is_granted = True
+        self._fire(done)
+
+    @staticmethod
+    def _fire(renewals: list[Renewal]) -> None:
+        for each in renewals:
+            each.fire()
 
     def report(self) -> None:
         """Note that the server has learned of the beginning, by a renewal that it answered."""
@@ -120,7 +149,10 @@ class _Keeper:
 
     def _until(self, link: Link) -> float:
         sent = self.sent.get(link)
-        until = self.lease.renew_at if sent is None else self.silent_at(sent)
+        if sent is not None:
+            until = self.silent_at(sent)
+        else:
+            until = clock.now() if self.lease.renewals else self.lease.renew_at
         if self.spare is not None:
             until = min(until, clock.now() + BOTH)
         return min(until, self.lease.deadline)
@@ -141,17 +173,22 @@ class _Keeper:
         if came and (line := link.receive_now()) is not None:
             sent = self.sent.pop(link, None)
             if sent is not None:
-                self._answered(Answer(line, sent, clock.now()))
+                self._answered(TimedReply(line, sent, clock.now()))
         now = clock.now()
         if now >= lease.deadline:
-            lease.lose("its lease ended unrenewed")
+            lease.lose(UNRENEWED)
         if lease.is_over:
             return False
         if link in self.sent:
             return now >= self.silent_at(self.sent[link])
         spare = self.spare
-        if now >= lease.renew_at or (spare is not None and spare not in self.sent):
+        if (
+            now >= lease.renew_at
+            or lease.renewals
+            or (spare is not None and spare not in self.sent)
+        ):
             self.sent[link] = now
+            self.heed(now)
             self.says_begun = lease.begun is True
             link.send_now(
                 renewal_request(lease.target, lease.token, lease.asked, has_begun=self.says_begun)
@@ -169,17 +206,24 @@ class _Keeper:
         del self.sent[spare]
         self._settles_from = clock.now()
 
-    def _answered(self, answer: Answer) -> None:
-        lease, spare = self.lease, self.spare
+    def _answered(self, answer: TimedReply) -> None:
+        lease = self.lease
         grant = read_renewal(lease.target, lease.token, answer)
         self.report()
         if grant is None:
-            lease.lose("the server no longer knows it")
+            lease.lose(UNKNOWN)
         elif lease.state == DOUBTFUL and answer.sent < self._settles_from:
             return  # the other connection has ended since
         elif not lease.renewed(grant):
-            lease.lose("its lease ended unrenewed")
-        elif spare is not None and spare not in self.sent and answer.sent >= self._settles_from:
+            lease.lose(UNRENEWED)
+        else:
+            self._settle(answer)
+
+    def _settle(self, answer: TimedReply) -> None:
+        """See what follows from a renewal that is done."""
+        spare = self.spare
+        self.keep_promises(answer.sent)
+        if spare is not None and spare not in self.sent and answer.sent >= self._settles_from:
             self.spare = None
             spare.close()
 
@@ -217,18 +261,19 @@ class _Rescue:
         """Renew the lease, or lose it."""
         lease, target = self._lease, self._lease.target
         logger.info("lock %r: connection to %s broke (%s)", target.name, target.server, self._why)
-        reason = "its lease ended unrenewed"
+        reason = UNRENEWED
         try:
             path = lease.path_from(self._why)
             answer = yield from walk(self._links, path, self._route, self._attempt)
             if answer is None:
-                reason = "the server no longer knows it"
+                reason = UNKNOWN
             else:
                 grant, link = answer
                 self._keeper.report()
                 lease.target = target.at(link.route.address).knowing(link.features)
                 self._end(link)
                 if lease.renewed(grant, link):
+                    self._keeper.keep_promises(grant.deadline - grant.lease)
                     return
         except (_OverError, errors.RemoteError):
             pass
@@ -295,10 +340,12 @@ class _Rescue:
         lease, server = self._lease, link.route.address
         target = lease.target.at(server).knowing(link.features)
         has_begun = self._keeper.says_begun = lease.begun is True
+        now = clock.now()
+        self._keeper.heed(now)
         request = renewal_request(
             target, lease.token, lease.asked, has_begun=has_begun, is_new=True
         )
-        self._keeper.sent[link] = clock.now()
+        self._keeper.sent[link] = now
         try:
             link.send_now(request)
         except OSError as exc:
@@ -322,7 +369,7 @@ class _Rescue:
                     self._broke(each)
                     continue
                 if line is not None:
-                    answer = Answer(line, keeper.sent.pop(each), clock.now())
+                    answer = TimedReply(line, keeper.sent.pop(each), clock.now())
                     # The next request goes out there.
                     self._ours.remove(each)
                     self._ours.append(each)

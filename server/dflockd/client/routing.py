@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Never, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
-from dflockd.client.operations import GRACE, SHARDS_PATIENCE, ShardReport
+from dflockd.client.operations import GRACE, PING_PATIENCE, SHARDS_PATIENCE, ShardReport
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
@@ -230,10 +230,11 @@ class Load(NamedTuple):
     patience: float = SHARDS_PATIENCE
 
 
-class Ping(NamedTuple):
-    """Ask this server for a sign of life."""
+class SignOfLife(NamedTuple):
+    """Ask this server for a sign of life, for so many seconds."""
 
     server: Address
+    patience: float = PING_PATIENCE
 
 
 class Pause(NamedTuple):
@@ -242,7 +243,7 @@ class Pause(NamedTuple):
     seconds: float
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What came of a step, when. An `Ask` that succeeds is the end of the path instead."""
 
     now: float
@@ -250,11 +251,11 @@ class Outcome(NamedTuple):
     report: ShardReport | None = None
 
 
-Step: TypeAlias = Ask | Load | Ping | Pause
-Path: TypeAlias = Generator[Step, Outcome, Never]
+Leg: TypeAlias = Ask | Load | SignOfLife | Pause
+Path: TypeAlias = Generator[Leg, StepOutcome, Never]
 """The steps to an answer. It raises the last error when there is nothing else to be done."""
 
-_Part: TypeAlias = Generator[Step, Outcome, None]
+_Part: TypeAlias = Generator[Leg, StepOutcome, None]
 
 
 def insist(server: Address, until: float, now: float) -> Path:
@@ -299,7 +300,14 @@ def pursue(
     return _Pursuit(shards, key, until, now, insists).path(first, refusal)
 
 
-def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now: float) -> Path:
+def glance(
+    shards: ShardMap,
+    key: bytes,
+    server: Address,
+    is_waiting: bool,
+    now: float,
+    until: float | None = None,
+) -> Path:
     """Look once at a server that has not answered yet: is it alive, is it still in charge?
 
     It ends with an `Ask`: the answer may still come, and its `timeout` says after how many seconds to
@@ -311,8 +319,9 @@ def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now:
         server: it.
         is_waiting: whether it is right to say nothing as long as it is alive.
         now: monotonic time.
+        until: when nobody waits for that answer any more: then nothing is left to be found out.
     """
-    return _Pursuit(shards, key, None, now, insists=True).glance(server, is_waiting)
+    return _Pursuit(shards, key, until, now, insists=True).glance(server, is_waiting)
 
 
 class _Pursuit:
@@ -364,20 +373,22 @@ class _Pursuit:
         is_alive = (yield from self._sign_of_life(server)) if is_waiting else False
         if is_alive is False:
             self._suspects.add(server)
-            if self._now - self._map.loaded_at > RELOAD_EVERY:
-                yield from self._ask_around(but=server, over=self._now)
+            if self._now - self._map.loaded_at > RELOAD_EVERY and not self._is_over():
+                yield from self._ask_around(but=server)
             if (moved := self._map.moved(self._key, server)) is not None:
                 raise moved
         yield Ask(server, LOOK_EVERY if is_alive else LOOK_AGAIN)
         raise AssertionError("it is the end of the path")
 
-    def _sign_of_life(self, server: Address) -> Generator[Step, Outcome, bool | None]:
+    def _sign_of_life(self, server: Address) -> Generator[Leg, StepOutcome, bool | None]:
         """Ask for one, unless another of this process has done so, or is about to."""
         looked_at, is_alive = self._map.signs.get(server, (float("-inf"), None))
         if self._now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
             return is_alive
         self._map.signs[server] = self._now, None
-        is_alive = (yield from self._do(Ping(server))).error is None
+        left = self._left()
+        patience = PING_PATIENCE if left is None else min(PING_PATIENCE, left)
+        is_alive = (yield from self._do(SignOfLife(server, patience))).error is None
         self._map.signs[server] = self._now, is_alive
         return is_alive
 
@@ -433,27 +444,29 @@ class _Pursuit:
             yield from self._pause(next(self._pauses))
 
     def _ask_around(
-        self, but: Address | None = None, over: float | None = None
-    ) -> Generator[Step, Outcome, errors.RemoteError | None]:
+        self, but: Address | None = None
+    ) -> Generator[Leg, StepOutcome, errors.RemoteError | None]:
         """Ask one server after another for the map; return why none could answer.
 
         Args:
-            but: who is not asked.
-            over: from then on only few are asked; by default when the time of the caller is over.
+            but: who is not asked: it is looked at, and few of the others will do.
         """
         if (yield from self._leave_to_others()):
             self._reloads += 1
             return None
         self._map.loading_until = self._now + LOAD_TURN
         try:
-            return (yield from self._ask_in_turn(but, over))
+            return (yield from self._ask_in_turn(but))
         finally:
             self._map.loading_until = self._now
 
     def _ask_in_turn(
-        self, but: Address | None, over: float | None
-    ) -> Generator[Step, Outcome, errors.RemoteError | None]:
-        if over is None and self._until is not None and not self._insists:
+        self, but: Address | None
+    ) -> Generator[Leg, StepOutcome, errors.RemoteError | None]:
+        over = None
+        if but is not None:
+            over = self._now
+        elif self._until is not None and not self._insists:
             over = self._until + GRACE
         refusals: list[errors.RemoteError] = []
         sources = [each for each in self._map.sources(self._suspects) if each != but]
@@ -461,6 +474,8 @@ class _Pursuit:
             patience = SHARDS_PATIENCE
             if over is not None:
                 if self._now >= over and len(refusals) >= ASKED_AT_LEAST:
+                    break
+                if but is not None and self._is_over():
                     break
                 # Each of the few that must be asked has its share.
                 share = max(1, min(ASKED_AT_LEAST, len(sources)) - len(refusals))
@@ -482,7 +497,7 @@ class _Pursuit:
             default=errors.UnreachableError("there is no other server to ask"),
         )
 
-    def _leave_to_others(self) -> Generator[Step, Outcome, bool]:
+    def _leave_to_others(self) -> Generator[Leg, StepOutcome, bool]:
         """Return whether others of this process have loaded the map while they were waited for."""
         began = self._now
         until = began + LOAD_TURN
@@ -500,16 +515,19 @@ class _Pursuit:
         seconds *= random.uniform(1, 1 + JITTER)
         yield from self._do(Pause(seconds if left is None else min(seconds, left)))
 
-    def _do(self, step: Step) -> Generator[Step, Outcome, Outcome]:
+    def _do(self, step: Leg) -> Generator[Leg, StepOutcome, StepOutcome]:
         outcome = yield step
         self._now = outcome.now
         return outcome
+
+    def _is_over(self) -> bool:
+        return self._until is not None and self._now >= self._until
 
     def _is_late(self) -> bool:
         return self._until is not None and self._now >= self._until + GRACE
 
     def _check_time(self) -> None:
-        if self._until is not None and self._now >= self._until:
+        if self._is_over():
             assert self._error is not None
             raise self._error
 

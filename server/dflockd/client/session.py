@@ -28,7 +28,7 @@ from dflockd.address import Address
 from dflockd.client import clock, flows, forks, operations, outage
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
 from dflockd.client.frames import without_frames
-from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
+from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
 from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
@@ -75,7 +75,7 @@ logger = logging.getLogger("dflockd.client")
 First: TypeAlias = Callable[[Target, float | None], Exchange]
 """The first request of an operation, with its timeout, by nobody in particular."""
 
-Reply: TypeAlias = "bytes | Exception | None"
+Heard: TypeAlias = "bytes | Exception | None"
 """The reply to a request, or what went wrong instead, or nothing yet."""
 
 Give: TypeAlias = Callable[[Target, bytes], Operation[bool]]
@@ -288,7 +288,7 @@ class Session(Asker):
         begin: Begin[Grant | None],
         timeout: float | None,
         link: Link,
-        reply: Reply,
+        reply: Heard,
     ) -> Flow[Grant | None]:
         """Go on with what `ask` has begun."""
         if self._owner.get("by") is not claim:
@@ -304,7 +304,7 @@ class Session(Asker):
         claim: object,
         timeout: float | None,
         asked: Link | None = None,
-        reply: Reply = None,
+        reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Wait for the lock; ``False`` if it was not granted in time.
@@ -337,7 +337,7 @@ class Session(Asker):
         claim: object,
         timeout: float | None,
         asked: Link | None = None,
-        reply: Reply = None,
+        reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
@@ -365,7 +365,9 @@ class Session(Asker):
         Raises:
             NotEnqueuedError: there is none, or another thread waits for it.
         """
-        if self.queued is None or self.waiter.setdefault("by", claim) is not claim:
+        if self._forks != forks.count or self.queued is None:
+            raise self._not_enqueued()  # a position from before a fork is the parent's
+        if self.waiter.setdefault("by", claim) is not claim:
             raise self._not_enqueued()
         self.asking, self.queued = self.queued, None
         if self.asking is None:
@@ -500,45 +502,37 @@ class Session(Asker):
             yield Hear(lease.settled, lease.deadline)
 
     def renew(self, seconds: int | None) -> Flow[bool]:
-        """Start the lease anew; ``False`` if it is lost."""
+        """Have the reactor start the lease anew; ``False`` if it is lost.
+
+        What is interrupted here is the waiting: the lock is as healthy as before.
+
+        Raises:
+            UnreachableError: no server has answered in time.
+        """
         lease = self.lease
-        if lease is None or not lease.is_ours:
+        if lease is None or not lease.is_ours or lease.state not in (HELD, DOUBTFUL):
             return False
-        link, is_done = None, False
-        try:
-            link = yield from self._taken(lease, None)
-            if link is None:
-                return False
-            if lease.is_over:
-                lease.put(link)  # for who has ended it
-                return False
-            asked = seconds or lease.asked
-            lease.shorten(asked)
-            grant, link = yield from self._tell(
-                lambda target: operations.renew(
-                    target, lease.token, asked, has_begun=lease.begun is True
-                ),
-                link,
-                lease.left,
+        reactor = self._home().reactor
+        if reactor.cannot_be_awaited():
+            raise errors.LocalError(
+                f"lock {self._name!r} cannot be renewed here: this thread renews all locks, and "
+                "would wait for itself",
+                key=self._name,
+                server=self.target.server,
             )
-            self.telling = None
-            lease.target = self.target
-            lease.asked = asked
-            is_done = grant is not None and lease.renewed(grant, link)
-            if not is_done:
-                link.close()
-                lease.lose("the server no longer knows it")
-                return False
-            self._home().reactor.keep(lease)
+        renewal = Renewal(seconds)
+        lease.ask(renewal)
+        reactor.renew(lease)
+        yield Hear(renewal, clock.now() + operations.REPLY_PATIENCE)
+        if renewal.is_granted:
             return True
-        except BaseException:
-            if not is_done:
-                for each in (link, self.telling):
-                    if each is not None:
-                        each.close()
-                self.telling = None
-                lease.lose("it could not be renewed")
-            raise
+        if lease.is_over and lease.why != UNRENEWED:
+            return False
+        raise errors.UnreachableError(
+            f"lock {self._name!r} on {self.server} was not renewed: no answer in time",
+            key=self._name,
+            server=self.server,
+        )
 
     def detach(self, claim: Ending, seconds: int | None) -> Flow[str | None]:
         """Let the hold go on without this session; return its token, or ``None`` if it is over.
@@ -559,7 +553,9 @@ class Session(Asker):
         self.telling = link
         asked = seconds or lease.asked
         detached, link = yield from self._tell(
-            lambda target: operations.detach(target, lease.token, asked), link, lease.left
+            lambda target, is_new: operations.detach(target, lease.token, asked, is_new=is_new),
+            link,
+            lease.left,
         )
         self.telling = None
         self._be_free()
@@ -573,7 +569,7 @@ class Session(Asker):
         self,
         claim: Ending,
         asked: Link | None = None,
-        reply: Reply = None,
+        reply: Heard = None,
         give: Give = operations.release,
     ) -> Flow[bool]:
         """Release the lock, or the position; ``False`` if it was no longer held.
@@ -584,7 +580,8 @@ class Session(Asker):
             reply: ... and what has come since.
             give: what is said; `operations.give_back` of a run that never begins.
         """
-        if self.queued is not None and self.waiter.setdefault("by", claim) is claim:
+        is_queued = self.queued is not None and self._forks == forks.count
+        if is_queued and self.waiter.setdefault("by", claim) is claim and self.queued is not None:
             self.queued.close()
             self.queued = None
             self._owner.clear()
@@ -593,7 +590,7 @@ class Session(Asker):
             return False
         if lease.state == LOST:
             logger.warning("lock %r on %s was lost before its release", self._name, self.server)
-            lease.lose("its lease ended unrenewed")
+            lease.lose(UNRENEWED)
             if lease.forget(claim):
                 self._be_free()
             return False
@@ -603,7 +600,8 @@ class Session(Asker):
         try:
             if link is not None and not link.closed and self.shards is None:
                 self.telling = link
-                until = clock.now() + RELEASE_PATIENCE
+                began = clock.now() if asked is None else asked.asked_at
+                until = began + RELEASE_PATIENCE
                 try:
                     talk = Talk(link, give(self._knowing(link), lease.token), until)
                     if asked is not None:
@@ -657,15 +655,17 @@ class Session(Asker):
                 server=self.target.server,
             )
         self._owner["by"] = claim
-        lease.lose("its lease ended unrenewed")
+        lease.lose(UNRENEWED)
         self.lease = None
 
     def _be_free(self) -> None:
-        # Without a call in between: an interruption there would leave it to nobody.
-        lease, self.lease = self.lease, None
-        self._owner.clear()
+        lease = self.lease
         if lease is not None:
+            # First: once this session knows it no more, nobody could say so after an interruption.
             self.home.reactor.forget(lease)
+        # Without a call in between: an interruption there would leave it to nobody.
+        self.lease = None
+        self._owner.clear()
 
     # The parts of flows.
 
@@ -743,7 +743,7 @@ class Session(Asker):
         elif link.closed:
             link = None
         patience = RELEASE_PATIENCE if self.shards is None else min(lease.left, RELEASE_PATIENCE)
-        return (yield from self._tell(lambda target: give(target, lease.token), link, patience))
+        return (yield from self._tell(lambda target, _: give(target, lease.token), link, patience))
 
     # Small things.
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dflockd.address import Address
 from dflockd.client.operations import Exchange, Operation
+from dflockd.client.routing import Pause as Pause
 
 R = TypeVar("R")
 
@@ -111,12 +112,6 @@ class Silent:
 SILENT: Final = Silent()
 
 
-class Pause(NamedTuple):
-    """Wait."""
-
-    seconds: float
-
-
 class Ready(NamedTuple):
     """Wait until something can be read from a link, or written to it; the outcome is whether."""
 
@@ -172,7 +167,7 @@ class Signal:
                 self._listeners.remove(listener)
 
 
-class Probe(Signal):
+class ReturnProbe(Signal):
     """Somebody finds out whether a server that was lost is back."""
 
     __slots__ = ("is_back",)

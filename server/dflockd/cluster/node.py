@@ -413,6 +413,8 @@ class Node:
             self._look_at(news, now)
         elif news == NODES and key.removeprefix(self.view.key(NODES, "")) in self.view.nodes:
             self.leader.joined(now)
+            # While nobody knew of it, its shards seemed to be there for the taking.
+            self._look_at_those_of(key.removeprefix(self.view.key(NODES, "")), now)
         elif news == NODES:
             # Its shards can be taken over. Nobody waits for it to be back where others leave, for the
             # leader may be gone that was to find servers for theirs.
@@ -429,11 +431,11 @@ class Node:
             self._look_at(shard, now)
         self._work(now)
 
-    def _look_at_those_of(self, gone: str, now: float) -> None:
+    def _look_at_those_of(self, server: str, now: float) -> None:
         """Look at the shards that a server had, and at those that the servers left are to take."""
-        if gone:
+        if server:
             for shard, record in enumerate(self.view.records):
-                if record.current == gone:
+                if record.current == server:
                     self._look_at(shard, now)
         if self.leaving:
             for tenure in self._tenures:

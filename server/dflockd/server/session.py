@@ -191,7 +191,7 @@ class Session(asyncio.Protocol):
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more, and nothing is left to be answered."""
-        if self.owed or self._looks_on or self._resting:
+        if self.owed or self._looks_on or self._resting or self.peer.waiting is not None:
             return
         if not self.peer.holds or self._server.journal is not None:
             self._end()

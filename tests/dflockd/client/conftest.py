@@ -108,10 +108,10 @@ HASTE = 0.2
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both clients give up after a fifth of the usual time: where nobody says anything anyway."""
     for module, names in (
-        (operations, ("GRACE", "PING_PATIENCE", "SHARDS_PATIENCE")),
+        (operations, ("GRACE", "SHARDS_PATIENCE")),
         (asking, ("GRACE",)),
-        (routing, ("GRACE", "SHARDS_PATIENCE")),
-        (flows, ("SILENCE", "PING_PATIENCE")),
+        (routing, ("GRACE", "PING_PATIENCE", "SHARDS_PATIENCE")),
+        (flows, ("SILENCE",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, HASTE * getattr(module, name))

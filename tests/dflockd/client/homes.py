@@ -44,6 +44,11 @@ class Task:
         self._waits = carry_out(flow)
         self._order = 0
         self._wait: Any = None
+        self._number = -1
+        """The descriptor that this waits for, ..."""
+        self.watched: Any = None
+        """... and the connection whose it was when that was registered. It is until something else is
+        waited for, as with an event loop or the reactor."""
 
     def step(self, outcome: object) -> None:
         if self.ended:
@@ -72,8 +77,34 @@ class Task:
             finally:
                 self.stage.current = before
 
+    def is_gone(self) -> bool:
+        """As that of a `dflockd.client.connection.Watcher`."""
+        return self.ended
+
+    def _watch(self, link: Any) -> bool:
+        if link is self.watched:
+            return True
+        self._unwatch()
+        number = link.fileno()
+        if not link.watch(self):
+            return False
+        self.watched, self._number = link, number
+        return True
+
+    def _unwatch(self) -> None:
+        link, self.watched = self.watched, None
+        if link is not None:
+            link.unwatch(self)
+
+    @property
+    def _is_readable(self) -> bool:
+        """Whether a poller says so, which knows a number alone."""
+        wire = self.stage.descriptors.get(self._number)
+        return wire is not None and wire.is_readable
+
     def _end(self, result: object, error: BaseException | None) -> None:
         self.ended = True
+        self._unwatch()
         self.home.tasks.discard(self)
         if self._done is not None:
             self._done(result, error)
@@ -88,6 +119,8 @@ class Task:
         self._wait = wait
         if isinstance(wait, Connection):
             wait = self._wait = Ready(wait, False, self.stage.now + wait.left)
+        if not isinstance(wait, Ready):
+            self._unwatch()
         if isinstance(wait, Pause):
             self._wake(None, wait.seconds)
         elif isinstance(wait, Hear):
@@ -95,11 +128,10 @@ class Task:
             self._wake_at(False, wait.until)
         else:
             assert isinstance(wait, Ready), wait
-            wire = wait.link.wire
-            if wait.link.closed or wait.writes or wire.is_readable:
+            if not self._watch(wait.link) or wait.writes or self._is_readable:
                 self._wake(True, 0.0)
             else:
-                wire.listen(self._woken(True))
+                self.stage.descriptors[self._number].listen(self._woken(True))
             self._wake_at(False, wait.until)
 
     def _woken(self, outcome: object) -> Callable[[], None]:
@@ -125,7 +157,7 @@ class Task:
             if stage.now < self.home.stalled_until:
                 stage.at(self.home.stalled_until, go_on)
                 return
-            if isinstance(self._wait, Ready) and self._wait.link.wire.is_readable:
+            if isinstance(self._wait, Ready) and self._is_readable:
                 outcome = True
             self.step(outcome)
 
@@ -163,18 +195,25 @@ class FakeReactor:
         self._stage = home.stage
 
     def keep(self, lease: Lease) -> None:
-        if lease.task is not None:
-            self._stage.soon(lambda: self._poke(lease), 0.05)
-            return
+        wait = min(self._stage.rng.uniform(0.1, 0.2), lease.lease * lease.renew_ratio)
+        self._stage.at(self._stage.now + wait, lambda: self._adopt(lease))
 
-        def adopt() -> None:
-            if self._stage.now < self._home.stalled_until:
-                self._stage.at(self._home.stalled_until, adopt)
-            elif not lease.is_over and lease.task is None:
-                lease.task = self._home.run(keep(lease, self._home.pool))
+    def renew(self, lease: Lease) -> None:
+        self._stage.soon(lambda: self._renew(lease), 0.05)
 
-        wait = self._stage.rng.uniform(0.1, 0.2)
-        self._stage.at(self._stage.now + min(wait, lease.lease * lease.renew_ratio), adopt)
+    def _renew(self, lease: Lease) -> None:
+        if self._stage.now < self._home.stalled_until:
+            self._stage.at(self._home.stalled_until, lambda: self._renew(lease))
+        elif lease.task is None:
+            self._adopt(lease)
+        elif not lease.is_away:
+            self._poke(lease)
+
+    def _adopt(self, lease: Lease) -> None:
+        if self._stage.now < self._home.stalled_until:
+            self._stage.at(self._home.stalled_until, lambda: self._adopt(lease))
+        elif not lease.is_over and lease.task is None:
+            lease.task = self._home.run(keep(lease, self._home.pool))
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dflockd.client.operations import (
-    Answer,
     Exchange,
     Operation,
     Target,
+    TimedReply,
 )
 from dflockd.wire import Space
 
@@ -23,7 +23,7 @@ TOKEN = b"0123456789abcdef0123456789abcdef"
 class Played:
     """An operation that is answered from a script: what it sent, and what came of it."""
 
-    def __init__(self, operation: Operation[Any], *answers: Answer) -> None:
+    def __init__(self, operation: Operation[Any], *answers: TimedReply) -> None:
         self.sent: list[Exchange] = []
         self.result: Any = None
         remaining = list(answers)
@@ -41,9 +41,9 @@ class Played:
         return [exchange.request for exchange in self.sent]
 
 
-def at_once(line: bytes) -> Answer:
-    return Answer(line, 100.0, 100.001)
+def at_once(line: bytes) -> TimedReply:
+    return TimedReply(line, 100.0, 100.001)
 
 
-def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> Answer:
-    return Answer(b"ok %b %d" % (TOKEN, lease), sent, received)
+def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> TimedReply:
+    return TimedReply(b"ok %b %d" % (TOKEN, lease), sent, received)

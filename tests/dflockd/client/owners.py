@@ -13,7 +13,7 @@ from dflockd.client.frames import without_frames
 from dflockd.client.introduction import Introduction
 from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
-from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Reply
+from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Heard
 from dflockd.client.steps import Flow, Ready, Route
 from dflockd.wire import Reserve, Space, UnexpectedReplyError, format_token
 from tests.dflockd.client.homes import Home, Task, WatchedSession
@@ -124,7 +124,7 @@ class Owner:
         self.stage.sessions.remove(self.session)
         self.session = self._new()
         for wire in wires:
-            if not wire.closed:
+            if not wire.has_ended:
                 self.stage.wrong("a forgotten session lets go", f"{wire} is open")
 
     def _begin(self, what: str) -> None:
@@ -201,7 +201,7 @@ class Call:
                 return True
         return (yield from session.release(self.ending, link, reply))
 
-    def _heard(self, link: Any, patience: float | None) -> Flow[Reply]:
+    def _heard(self, link: Any, patience: float | None) -> Flow[Heard]:
         try:
             until = math.inf if patience is None else self.stage.now + patience
             return link.receive() if (yield Ready(link, False, until)) else None

@@ -7,7 +7,8 @@ from typing import Any
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_servers
 from dflockd.client.operations import ShardReport
-from dflockd.client.routing import Outcome, Path, Pause, ShardMap, Step, pursue
+from dflockd.client.routing import Leg, Path, ShardMap, StepOutcome, pursue
+from dflockd.client.steps import Pause
 from dflockd.shards import get_shard_id
 
 NUM_SHARDS = 16
@@ -57,7 +58,7 @@ class Walk:
     def __init__(self, path: Path, now: float = NOW) -> None:
         self.now = now
         self._path = path
-        self.step: Step = next(path)
+        self.step: Leg = next(path)
 
     def __call__(
         self,
@@ -65,10 +66,10 @@ class Walk:
         *,
         report: ShardReport | None = None,
         after: float = 0.0,
-    ) -> Step:
+    ) -> Leg:
         """Say what came of the step, and return the next."""
         self.now += after or (self.step.seconds if isinstance(self.step, Pause) else 0.0)
-        self.step = self._path.send(Outcome(self.now, error, report))
+        self.step = self._path.send(StepOutcome(self.now, error, report))
         return self.step
 
 

@@ -110,7 +110,7 @@ def functions_in(exc: BaseException) -> list[str]:
 
 
 NOT_BEGUN = (
-    *([], ["__exit__"], ["__exit__", "release"], ["release"], ["renew"], ["detach"], ["wait"]),
+    *([], ["__exit__"], ["release"], ["renew"], ["detach"], ["wait"]),
     *(["check"], ["token"], ["held"], ["__aexit__"], ["__aexit__", "release"]),
 )
 """Where nothing was done yet of what was to be done."""
@@ -126,6 +126,16 @@ def may_stand(functions: list[str]) -> bool:
     )
 
 
+def has_begun(exc: BaseException) -> bool:
+    """Whether what was interrupted last had come to any line of its own."""
+    *_, (frame, line) = (
+        each
+        for each in traceback.walk_tb(exc.__traceback__)
+        if each[0].f_code.co_filename.startswith(CLIENT)
+    )
+    return line > frame.f_code.co_firstlineno
+
+
 def check_after(scene: Scene, exc: BaseException) -> None:
     """Nothing is left behind, or the object says truly what is, and both can be used again."""
     lock, server, key = scene.lock, scene.server, scene.key
@@ -134,6 +144,8 @@ def check_after(scene: Scene, exc: BaseException) -> None:
     if state in ("held", "queued", "asking", "doubtful"):
         assert state in ("held", "queued"), told(exc)
         assert may_stand(functions), told(exc)
+        if functions in (["__exit__"], ["release"]):
+            assert not has_begun(exc), told(exc)
         if state == "queued" and scene.token is not None:
             assert waiters(server, key) == 1
         else:

@@ -59,7 +59,8 @@ class Stage:
         self.rng = Random(seed)
         self.now = START
         self.weather = Weather() if weather is None else weather
-        self.numbers = itertools.count(10)
+        self.descriptors: dict[int, Wire] = {}
+        """The wires that are open, by their numbers. A number that was closed is the next one's."""
         self.addresses = [Address("10.0.0.1", 6000 + number) for number in range(servers)]
         self.service = Service(self, self.addresses, is_cluster=servers > 1, limit=limit)
         self.current: Task | None = None
@@ -186,6 +187,22 @@ class Stage:
             others = [n for n in range(len(self.addresses)) if n != server]
             self.at(up_again, lambda: self.service.end_move(self.rng.choice(others)))
 
+    # Descriptors.
+
+    def open_descriptor(self, wire: Wire) -> int:
+        """Return the number of a new wire: the lowest that is free, as of the system."""
+        number = next(n for n in itertools.count(10) if n not in self.descriptors)
+        self.descriptors[number] = wire
+        return number
+
+    def close_descriptor(self, wire: Wire) -> None:
+        """Free the number of a wire. A poller that knows it takes the next one for this one."""
+        del self.descriptors[wire.number]
+        for home in self.homes:
+            for task in home.tasks:
+                if task.watched is not None and task.watched.wire is wire:
+                    self.wrong("who registers a descriptor closes it", f"{wire} is watched")
+
     # What the real code stands on.
 
     def _reach(self, route: Route, until: float) -> Generator[Any, Any, Connection]:
@@ -253,7 +270,7 @@ class Stage:
             if wire.user is task:
                 wire.user = None
                 link = wire.link()
-                if not wire.closed and (link is None or not self._is_accounted_for(wire, link)):
+                if not wire.has_ended and (link is None or not self._is_accounted_for(wire, link)):
                     self.wrong("every link closed or given back once", f"{wire} is lost")
 
     def _is_accounted_for(self, wire: Wire, link: FakeLink) -> bool:
@@ -305,7 +322,7 @@ class Stage:
         if self.weather.lie:
             return
         wire = lease.link.wire  # type: ignore[attr-defined]
-        if wire.seen or wire.closed:
+        if wire.seen or wire.has_ended:
             self.wrong("held is certain", f"{wire} has broken, and it says held")
         ended = self.service.ended.get(lease.token)
         if ended is None or ended.why == "evicted":
@@ -313,7 +330,7 @@ class Stage:
         told = "it was released, or its lease is over"
         if ended.why in ("parted", "forgotten") and ended.peer is not None:
             stood_on = next(wire for wire in self.wires if wire.peer is ended.peer)
-            if not stood_on.closed and not stood_on.seen:
+            if not stood_on.has_ended and not stood_on.seen:
                 return
             told = f"its end of {stood_on} is closed"
         elif ended.why == "forgotten":

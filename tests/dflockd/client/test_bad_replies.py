@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflockd import errors
+from dflockd.client import operations
 from dflockd.wire import (
     FEATURES,
     Acquire,
@@ -128,8 +129,12 @@ HELD = ("renew", "detach", "release")
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("name", METHODS)
-def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
+def test_any_bytes(
+    face: Face, scripted: ScriptedServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, call, meanings = METHODS[name]
+    if name == "renew":  # it is tried again on other connections, for as long as the lease lasts
+        monkeypatch.setattr(operations, "REPLY_PATIENCE", 0.2)
 
     def make() -> Any:
         # The connection of before may have said the last that it will ever say.
@@ -162,7 +167,7 @@ def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
         except ALLOWED as exc:
             checked(exc, scripted)
             assert name != "release", "it says in the log what went wrong"
-            assert not lock.held
+            assert name == "renew" or not lock.held
         else:
             assert meanings is None or result in meanings
         looked_at(lock)

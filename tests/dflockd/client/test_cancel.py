@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors, sync_client
+from dflockd import client, errors, sync_client
 from tests.dflockd.client.scenes import FREED
 from tests.dflockd.client_support import (
     Calls,
     is_free,
+    soon,
+    until,
     waiters,
 )
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
@@ -51,6 +54,31 @@ def test_cancel_from_another_thread(
     assert server.connect().ask("r", key, token) == "ok"
     with pytest.raises(errors.AcquireCancelledError):
         lock.acquire()  # never undone
+    assert is_free(server, key)
+
+
+@pytest.mark.parametrize("how", ["acquire", "wait"])
+async def test_cancel_of_a_task_that_waits(
+    server: ServerProcess, options: dict[str, Any], key: str, how: str
+) -> None:
+    """From its own event loop, and from any thread."""
+    token = server.connect().lock(key)
+    for cancelling in (lambda lock: lock.cancel(), lambda lock: asyncio.to_thread(lock.cancel)):
+        lock = client.DistributedLock(key, acquire_timeout_s=None, **options)
+        if how == "wait":
+            assert await lock.enqueue() == "queued"
+        waiting = asyncio.ensure_future(getattr(lock, how)())
+        await until(lambda: waiters(server, key) == 1)
+        await asyncio.sleep(0.05)
+        cancelled = cancelling(lock)
+        if cancelled is not None:
+            await cancelled
+        with pytest.raises(errors.AcquireCancelledError):
+            await soon(waiting)
+        await until(lambda: waiters(server, key) == 0)
+        with pytest.raises(errors.AcquireCancelledError):
+            await lock.acquire()  # never undone
+    assert server.connect().ask("r", key, token) == "ok"
     assert is_free(server, key)
 
 

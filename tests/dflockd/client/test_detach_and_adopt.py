@@ -11,6 +11,7 @@ import pytest
 from dflockd import errors
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, is_free, renewed, soon, stats, until, waiters
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -89,6 +90,26 @@ async def test_adopted_lock_is_renewed_and_can_be_detached_again(
     assert await second.detach(600) == token
     assert not is_free(server, key)
     assert await _adopt_and_release(client.lock(key, server), token)
+
+
+async def test_detached_on_a_connection_that_is_half_open(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    """To the server the hold belongs to it, and nothing comes through: the detaching goes elsewhere."""
+    proxy = Proxy(server.port)
+    try:
+        lock = client.lock(key, proxy, lease_ttl_s=600)
+        await lock.acquire()
+        token = lock.token
+        proxy.swallow()
+        assert await soon(lock.detach(600)) == token
+        assert lock.state == "free"
+        proxy.cut(reset=True)  # of the first connection; its end ends nothing
+        assert not is_free(server, key)
+        assert await _adopt_and_release(client.lock(key, server), token)
+    finally:
+        proxy.close()
+    assert is_free(server, key)
 
 
 async def test_token_of_a_lock_that_is_gone(

@@ -182,6 +182,6 @@ async def test_what_comes_in_place_of_a_reply_has_no_frames(
     (where,) = socket.getaddrinfo("127.0.0.1", server.port, type=socket.SOCK_STREAM)
     link = Connection(Route(Address("127.0.0.1", server.port)), *where[:3])
     link.close()
-    error = blocking._hear(link, 1) if face == "sync" else await aio._hear(link, 1)
+    error = blocking._hear(link, 1) if face == "sync" else await aio._reply(link, 1)
     assert isinstance(error, OSError)
     assert error.__traceback__ is None

@@ -145,6 +145,7 @@ def test_the_child_does_not_hold(forked: Forked, server: ServerProcess) -> None:
     if "asyncio" not in forked.script.process.args[3]:  # type: ignore[index]
         assert forked.in_child("lock.renew()") == "False"
         assert forked.in_child("lock.release()") == "False"
+        assert "NotEnqueuedError" in forked.in_child("place.wait()")
         assert "NotEnqueuedError" in forked.in_child("place.release() or place.wait()")
     assert not is_free(server, "held")
     wait_renewed(server, "held")  # by the parent

@@ -15,9 +15,9 @@ from dflockd.client.routing import (
     LOOK_EVERY,
     Ask,
     Load,
-    Outcome,
-    Ping,
     ShardMap,
+    SignOfLife,
+    StepOutcome,
     glance,
     pursue,
 )
@@ -52,40 +52,40 @@ def glances(shards: ShardMap, *outcomes: Any, is_waiting: bool = True) -> list[A
     return steps
 
 
-SILENT = Outcome(NOW + 1, errors.UnreachableError("no answer in time"))
+SILENT = StepOutcome(NOW + 1, errors.UnreachableError("no answer in time"))
 
 
 def test_one_that_is_alive_is_waited_for() -> None:
-    assert glances(known(), Outcome(NOW)) == [Ping(A), Ask(A, LOOK_EVERY)]
+    assert glances(known(), StepOutcome(NOW)) == [SignOfLife(A), Ask(A, LOOK_EVERY)]
 
 
 def test_one_that_nobody_has_replaced_yet_is_waited_for() -> None:
-    ping, load, end = glances(known(), SILENT, Outcome(NOW + 1, report=report(A)))
-    assert ping == Ping(A)
+    ping, load, end = glances(known(), SILENT, StepOutcome(NOW + 1, report=report(A)))
+    assert ping == SignOfLife(A)
     assert load.server in (B, C)
     assert end == Ask(A, LOOK_AGAIN)
 
 
 def test_one_that_has_been_replaced_is_left() -> None:
-    *_, moved = glances(known(), SILENT, Outcome(NOW + 1, report=report(B, 8, (B, C))))
+    *_, moved = glances(known(), SILENT, StepOutcome(NOW + 1, report=report(B, 8, (B, C))))
     assert (moved.to, moved.epoch, moved.shard) == (str(B), 8, SHARD)
     assert "says nothing" in str(moved)
 
 
 def test_who_waits_for_nothing_but_an_answer_asks_for_no_sign_of_life() -> None:
-    load, end = glances(known(), Outcome(NOW, report=report(A)), is_waiting=False)
+    load, end = glances(known(), StepOutcome(NOW, report=report(A)), is_waiting=False)
     assert isinstance(load, Load)
     assert end == Ask(A, LOOK_AGAIN)
 
 
 def test_what_others_of_the_process_have_seen_counts() -> None:
     shards = known()
-    assert glances(shards, Outcome(NOW)) == [Ping(A), Ask(A, LOOK_EVERY)]
+    assert glances(shards, StepOutcome(NOW)) == [SignOfLife(A), Ask(A, LOOK_EVERY)]
     assert glances(shards) == [Ask(A, LOOK_EVERY)]
     shards.signs[A] = NOW - 0.1, None
     assert glances(shards) == [Ask(A, LOOK_AGAIN)], "somebody is looking"
     shards.signs[A] = NOW - 100, None
-    assert glances(shards, Outcome(NOW)) == [Ping(A), Ask(A, LOOK_EVERY)]
+    assert glances(shards, StepOutcome(NOW)) == [SignOfLife(A), Ask(A, LOOK_EVERY)]
 
 
 def test_the_others_say_nothing_either() -> None:
@@ -107,20 +107,20 @@ def test_all_are_silent_when_the_time_is_over() -> None:
     path = pursue(shards, KEY, NOW, NOW)
     assert next(path) == Ask(A, 0)
     now = NOW + GRACE
-    load = path.send(Outcome(now, GONE))
+    load = path.send(StepOutcome(now, GONE))
     for _ in range(ASKED_AT_LEAST - 1):
         assert isinstance(load, Load)
         assert load.patience == 0
         now += 0.5
-        load = path.send(Outcome(now, SILENT.error))
+        load = path.send(StepOutcome(now, SILENT.error))
     with pytest.raises(errors.UnreachableError, match="gone"):
-        path.send(Outcome(now, SILENT.error))
+        path.send(StepOutcome(now, SILENT.error))
 
 
 def test_nobody_is_followed_long_after_the_time_is_over() -> None:
     """One server after the other may hang, and send on when it goes on."""
     path = pursue(known(), KEY, NOW, NOW)
     assert next(path) == Ask(A, 0)
-    assert path.send(Outcome(NOW + 1, moved(B))) == Ask(B, 0)
+    assert path.send(StepOutcome(NOW + 1, moved(B))) == Ask(B, 0)
     with pytest.raises(errors.MovedError):
-        path.send(Outcome(NOW + GRACE, moved(C, 9)))
+        path.send(StepOutcome(NOW + GRACE, moved(C, 9)))

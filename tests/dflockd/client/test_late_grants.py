@@ -10,8 +10,8 @@ from dflockd import errors
 from dflockd.client import operations
 from dflockd.client.operations import (
     REPLY_PATIENCE,
-    Answer,
     Grant,
+    TimedReply,
 )
 from dflockd.wire import MAX_SECONDS
 from tests.dflockd.client.operations_support import (
@@ -37,7 +37,7 @@ def test_a_long_wait_is_followed_by_a_renewal(
     if not confirmed:
         assert Played(operation(LEASED, 1000), grant).result == Grant(TOKEN, 10, 110.0)
         return
-    renewed = Answer(b"ok 10", 1200.0, 1200.001)
+    renewed = TimedReply(b"ok 10", 1200.0, 1200.001)
     played = Played(operation(LEASED, 1000), grant, renewed)
     assert played.requests[1] == CONFIRM % (TOKEN, 10)
     assert played.sent[1].patience == REPLY_PATIENCE
@@ -46,7 +46,7 @@ def test_a_long_wait_is_followed_by_a_renewal(
 
 def test_the_renewal_of_a_late_grant_asks_for_what_was_granted() -> None:
     grant = granted(40, received=150.0)
-    renewed = Answer(b"ok 40", 150.0, 150.001)
+    renewed = TimedReply(b"ok 40", 150.0, 150.001)
     played = Played(operations.acquire(LOCK, 100), grant, renewed)
     assert played.requests[1] == CONFIRM % (TOKEN, 40)
 
@@ -56,8 +56,8 @@ def test_a_late_grant_whose_lease_has_ended_is_not_believed() -> None:
     played = Played(
         operations.acquire(LEASED, 60),
         granted(10, received=130.25),
-        Answer(b"error", 130.25, 130.251),
-        Answer(b"timeout", 130.25, 130.5),
+        TimedReply(b"error", 130.25, 130.251),
+        TimedReply(b"timeout", 130.25, 130.5),
         granted(10, sent=130.5, received=131.0),
     )
     assert played.requests[0] == b"l\nkey\n60 10\n"
@@ -71,10 +71,10 @@ def test_late_grants_end_with_the_time_to_wait() -> None:
     played = Played(
         operations.acquire(LEASED, 20),
         granted(10, received=119.0),
-        Answer(b"error", 119.0, 119.001),
+        TimedReply(b"error", 119.0, 119.001),
         granted(10, sent=119.0, received=125.0),
-        Answer(b"error", 125.0, 125.001),
-        Answer(b"timeout", 125.0, 125.002),
+        TimedReply(b"error", 125.0, 125.001),
+        TimedReply(b"timeout", 125.0, 125.002),
     )
     assert played.requests[2] == b"l\nkey\n1 10\n"
     assert played.requests[4] == b"l\nkey\n0 10\n", "nobody has said yet that it is not free"
@@ -82,7 +82,7 @@ def test_late_grants_end_with_the_time_to_wait() -> None:
 
 
 def test_late_grants_without_a_time_to_wait_go_on() -> None:
-    late = granted(10, received=10_000.0), Answer(b"error", 10_000.0, 10_000.001)
+    late = granted(10, received=10_000.0), TimedReply(b"error", 10_000.0, 10_000.001)
     played = Played(operations.acquire(LEASED, None), *late, *late, granted(10))
     assert played.requests[2] == played.requests[0] == b"l\nkey\n%d 10\n" % MAX_SECONDS
     assert played.result == Grant(TOKEN, 10, 110.0)
@@ -93,8 +93,8 @@ def test_a_late_renewal_of_a_late_grant_is_not_believed_either() -> None:
     played = Played(
         operations.acquire(LEASED, 60),
         granted(10, received=105.0),
-        Answer(b"ok 10", 105.0, 115.0),  # the lease of this answer ends as it comes
-        Answer(b"ok 10", 115.0, 118.0),
+        TimedReply(b"ok 10", 105.0, 115.0),  # the lease of this answer ends as it comes
+        TimedReply(b"ok 10", 115.0, 118.0),
     )
     assert played.requests[1] == played.requests[2] == CONFIRM % (TOKEN, 10)
     assert played.result == Grant(TOKEN, 10, 125.0)
@@ -102,15 +102,15 @@ def test_a_late_renewal_of_a_late_grant_is_not_believed_either() -> None:
 
 def test_a_late_grant_to_a_place_in_the_queue() -> None:
     """There is no other place to go back to."""
-    ended = Answer(b"error", 130.0, 130.001)
+    ended = TimedReply(b"error", 130.0, 130.001)
     with pytest.raises(errors.LeaseExpiredError, match="'key' on host:6388"):
         Played(operations.wait(LEASED, 60), granted(10, received=130.0), ended)
-    late = Answer(b"acquired %b 10" % TOKEN, 100.0, 130.0)
+    late = TimedReply(b"acquired %b 10" % TOKEN, 100.0, 130.0)
     with pytest.raises(errors.LeaseExpiredError):
         Played(operations.enqueue(LEASED), late, ended)
 
 
 def test_a_slow_answer_to_enqueue_is_followed_by_a_renewal() -> None:
-    late = Answer(b"acquired %b 10" % TOKEN, 100.0, 105.0)
-    played = Played(operations.enqueue(LEASED), late, Answer(b"ok 10", 105.0, 105.1))
+    late = TimedReply(b"acquired %b 10" % TOKEN, 100.0, 105.0)
+    played = Played(operations.enqueue(LEASED), late, TimedReply(b"ok 10", 105.0, 105.1))
     assert played.result == Grant(TOKEN, 10, 115.0)

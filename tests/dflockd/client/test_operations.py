@@ -13,10 +13,10 @@ from dflockd.client import operations
 from dflockd.client.introduction import Introduction
 from dflockd.client.operations import (
     GRACE,
-    Answer,
     Grant,
     Operation,
     Progress,
+    TimedReply,
     about_server,
 )
 from dflockd.wire import MAX_SECONDS, Owner, encode_map
@@ -132,7 +132,7 @@ def test_whole_seconds_are_the_servers_to_count(
 @pytest.mark.parametrize(("timeout", "asked"), [(0.3, 1), (9.5, 10)])
 def test_seconds_that_the_wire_does_not_know_are_cut_off(timeout: float, asked: int) -> None:
     """Once a server has said that the lock is somebody else's, and not before."""
-    began, ended = Answer(b"timeout", 100.0, 100.125), Answer(b"timeout", 100.2, 101.0)
+    began, ended = TimedReply(b"timeout", 100.0, 100.125), TimedReply(b"timeout", 100.2, 101.0)
     played = Played(operations.acquire(LOCK, timeout), began, ended)
     assert played.requests == [b"l\nkey\n0\n", b"l\nkey\n%d\n" % asked]
     first, second = played.sent
@@ -150,7 +150,7 @@ def test_a_free_lock_takes_one_request_whatever_the_time() -> None:
 
 def test_who_is_queued_asks_for_a_sign_of_life_before_that() -> None:
     """It was told that the lock is not free, but that may be long ago."""
-    alive, ended = Answer(b"ok", 100.0, 100.125), Answer(b"timeout", 100.2, 109.0)
+    alive, ended = TimedReply(b"ok", 100.0, 100.125), TimedReply(b"timeout", 100.2, 109.0)
     played = Played(operations.wait(LOCK, 9.5), alive, ended)
     assert played.requests == [b"ping\n_\n_\n", b"w\nkey\n10\n"]
     first, second = played.sent
@@ -199,7 +199,7 @@ def test_nothing(played: Played) -> None:
 
 
 def test_a_renewal() -> None:
-    answer = Answer(b"ok 20", 50.0, 58.0)
+    answer = TimedReply(b"ok 20", 50.0, 58.0)
     assert Played(operations.renew(LOCK, TOKEN, 20), answer).result == Grant(TOKEN, 20, 70.0)
 
 

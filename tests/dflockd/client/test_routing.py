@@ -18,10 +18,10 @@ from dflockd.client.routing import (
     MAX_HOPS,
     Ask,
     Load,
-    Pause,
     ShardMap,
     insist,
 )
+from dflockd.client.steps import Pause
 from tests.dflockd.client.routing_support import (
     DRAINING,
     GONE,

@@ -18,6 +18,7 @@ import pytest
 
 from dflockd.client import clock, forks, operations, renewal, steps
 from dflockd.client import session as session_module
+from dflockd.client.connection import Connection
 from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
 from dflockd.client.pool import Pool
@@ -279,13 +280,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
         lease = self.lease
         if link is None and lease is not None and lease.link.closed:
             self.telling = lease.link
-            yield steps.Talk(lease.link, operation(self.target), None)
+            yield steps.Talk(lease.link, operation(self.target, False), None)
         return (yield from real(self, operation, link, timeout))
 
     patch.setattr(Session, "_tell", tell)
 
 
-@planted("the reactor does not ask for the connection", "one user of a link at a time")
+@planted("nobody asks for the connection", "every link closed or given back once")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "take", lambda self: self.link)
     patch.setattr(Lease, "put", lambda self, link: None)
@@ -358,13 +359,22 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def renewal_outcome(error: Any, report: Any) -> Any:
     from dflockd.client import clock, routing
 
-    return routing.Outcome(clock.now(), error, report)
+    return routing.StepOutcome(clock.now(), error, report)
 
 
 @planted("what a server says is believed to be a reply", "errors are of the tree")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operations, "_read", lambda parse, answer, target: parse(answer.line))
     patch.setattr("dflockd.client.connection.UnexpectedReplyError", ZeroDivisionError)
+
+
+@planted("whoever wants to closes a connection", "who registers a descriptor closes it")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Any) -> None:
+        self.closed = True
+        self._sock.close()
+
+    patch.setattr(Connection, "close", close)
 
 
 @planted("what is over is renewed all the same", "all comes to an end")

@@ -37,8 +37,10 @@ class Wire:
         self.stage = stage
         self.peer = Peer(server)
         self.peer.reply = self._reply
-        self.number = next(stage.numbers)
+        self.number = stage.open_descriptor(self)
         self.closed = False
+        self.is_shut_down = False
+        """Whether its client has ended it, whoever is still to close it."""
         self.gone = False
         """Whether its client can know that it has ended, ..."""
         self.seen = False
@@ -62,7 +64,7 @@ class Wire:
 
     def send(self, data: bytes) -> int:
         self.stage.look_at_request(self, data)
-        if self.closed:
+        if self.has_ended:
             # Who has sent a part finds out when the rest can be sent that somebody has closed it.
             if not self._is_in_part:
                 self.stage.wrong("step after close", f"{self} is sent {data!r}")
@@ -97,12 +99,16 @@ class Wire:
         return b""
 
     def shutdown(self, _: int) -> None:
+        if self.closed:
+            self.stage.wrong("step after close", f"{self} is shut down")
+        self.is_shut_down = True
         self._carry_up(None)
         self._go()
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            self.stage.close_descriptor(self)
             self._carry_up(None)
 
     def fileno(self) -> int:
@@ -112,6 +118,12 @@ class Wire:
 
     def __repr__(self) -> str:
         return f"wire {self.number} to {self.peer.server}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can come of it: its client has closed it, or somebody else there has."""
+        link = self.link()
+        return self.closed or (self.is_shut_down and (link is None or link.closed))
 
     @property
     def is_readable(self) -> bool:
@@ -222,8 +234,10 @@ class FakeLink(Connection):
         self.asked_at = 0.0
         self.left = math.inf
         self.poll = None
+        self.loop_reader = None
         self.reader = ReplyReader()
         self.is_tls = False
+        self._watchers = []
         self._sock: Any = wire
         wire.link = weakref.ref(self)
 

@@ -12,7 +12,16 @@ from dflockd.cluster.node import LEAVE_TIMEOUT, Node
 from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.transactions import Kind
 from dflockd.cluster.view import MAX_EPOCH
-from dflockd.shards import Event, Loaded, Outcome, Put, RevisionIs, ShardRecord, ValueIs
+from dflockd.shards import (
+    Event,
+    Loaded,
+    Outcome,
+    Put,
+    Record,
+    RevisionIs,
+    ShardRecord,
+    ValueIs,
+)
 from dflockd.table import Limits
 from dflockd.wire import (
     Acquire,
@@ -231,3 +240,18 @@ def test_while_signs_of_life_are_refused_nothing_else_is_asked() -> None:
     cluster.refused.clear()
     cluster.pass_(4)
     assert all(node.leases.lasts(cluster.now) for node in cluster.nodes.values())
+
+
+def test_shards_of_a_server_that_was_not_known_are_not_claimed_once_it_is() -> None:
+    """Each claim would be refused, and the pauses after that hold up those that are for the taking."""
+    cluster = Cluster("b:1", num_shards=400)
+    node = cluster.nodes["b:1"]
+    revision = cluster.store.revision
+    value = b"b:1,a:1,f=e:9999999"
+    shards = [Record(value, revision + 1 + shard) for shard in range(400)]
+    moved = [Event(f"/p/shard/{n}", record.revision, record) for n, record in enumerate(shards)]
+    node.changed(moved, cluster.now)
+    assert node.claims.queue
+    entry = Record(b"dflockd/a", revision + 500, 7)
+    node.changed([Event("/p/nodes/a:1", entry.revision, entry)], cluster.now)
+    assert not node.claims.queue

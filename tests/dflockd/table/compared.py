@@ -157,7 +157,7 @@ class Compared(RuleBasedStateMachine):
 
     def places(self) -> list[tuple[float, float, Name]]:
         """When places of rates may be free again: as long as it is late enough, that is no rule."""
-        now, rates = self.model.now, self.table._group.rates.values()
+        now, rates = self.model.now, self.table._partition.rates.open.values()
         return sorted((r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now)
 
     def advance(self) -> None:
@@ -176,7 +176,7 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def next_deadline_is_the_earliest(self) -> None:
-        places = [rate.deadline for rate in self.table._group.rates.values()]
+        places = [rate.deadline for rate in self.table._partition.rates.open.values()]
         due = min([*self.model.deadlines(), *places], default=None)
         assert self.table.next_deadline() == due
 
@@ -254,7 +254,7 @@ class Compared(RuleBasedStateMachine):
             resting = [
                 each for each in order if each.wants and not key.has_room(name_of(each.group))
             ]
-            assert queue is None or queue.ahead == ahead - len(resting)
+            assert queue is None or queue.ahead + queue.rated_ahead == ahead - len(resting)
             assert [
                 (
                     waiter.peer.id,
@@ -276,7 +276,7 @@ class Compared(RuleBasedStateMachine):
             assert [waiter.two_phase for waiter in entry.waiters or ()] == [
                 waiter.two_phase for waiter in order
             ]
-        assert set(table._peers) == set(model.peers) == set(self.peers)
+        assert set(table.connections.peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
             assert (peer.waiting is None) == (twin.waiting is None and twin.listening is None)
@@ -286,10 +286,10 @@ class Compared(RuleBasedStateMachine):
         self.reserved_are_the_same()
 
     def reserved_are_the_same(self) -> None:
-        reserved = self.table._group.reserved.items()
+        reserved = self.table._partition.reserved.items()
         away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
         assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
-        assert len(self.table._reservations) == len(away)
+        assert len(self.table.slots.reservations) == len(away)
         told = [ticket for ticket, waiter in reserved if waiter.is_told]
         assert len(told) == len(reserved) - len(away) == len(self.model.told())
         # Those who have not asked since have not heard of it.
@@ -332,13 +332,13 @@ class Compared(RuleBasedStateMachine):
         return {
             (int(space), key): entry
             for space in Space
-            for key, entry in self.table._group.spaces[space].items()
+            for key, entry in self.table._partition.spaces[space].items()
         }
 
     @invariant()
     def stats_are_right(self) -> None:
-        peers = len(self.table._peers)
-        steps = report.stats([self.table._group], len(self.table), {"connections": peers})
+        peers = len(self.table.connections.peers)
+        steps = report.stats([self.table._partition], len(self.table), {"connections": peers})
         while not steps.step(self.model.now):
             pass
         stats = json.loads(steps.text())

@@ -6,7 +6,7 @@ import pytest
 
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.queue import LEAST_TURN, MOST_SILENT, Queue
-from dflockd.table.state import Entry, Group, Waiter
+from dflockd.table.state import Entry, Partition, Waiter
 from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
 from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
@@ -24,19 +24,19 @@ def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
 def test_each_turn_that_a_process_lets_run_out_halves_the_next() -> None:
     queue, silent, other = Queue(), waiter_of(b"silent"), waiter_of(b"other")
     for turns in range(MOST_SILENT + 3):
-        assert queue.patience(silent, 100.0) == max(LEAST_TURN, 100.0 / 2**turns)
-        assert queue.patience(silent, LEAST_TURN / 2) == LEAST_TURN / 2
-        assert queue.patience(other, 100.0) == 100.0
-        queue.said_nothing(silent)
+        assert queue.patience(silent.peer.instance, 100.0) == max(LEAST_TURN, 100.0 / 2**turns)
+        assert queue.patience(silent.peer.instance, LEAST_TURN / 2) == LEAST_TURN / 2
+        assert queue.patience(other.peer.instance, 100.0) == 100.0
+        queue.said_nothing(silent.peer.instance)
         assert queue.silent == {b"silent": min(turns + 1, MOST_SILENT)}
-    queue.has_spoken(silent)
-    assert queue.patience(silent, 100.0) == 100.0
+    queue.has_spoken(silent.peer.instance)
+    assert queue.patience(silent.peer.instance, 100.0) == 100.0
 
 
 def waiter_of(instance: bytes) -> Waiter:
     peer = Peer(1)
     peer.instance = instance
-    entry = Entry(Group(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
+    entry = Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
     return Waiter(entry, peer, 1, 10, 0.0, two_phase=True, owner=Owner(b"run", 0))
 
 

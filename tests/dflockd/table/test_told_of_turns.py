@@ -239,7 +239,7 @@ def test_the_end_of_the_connection_ends_it(table: LockTable, has_passed: bool) -
         assert kinds(table.disconnect(holder, 1.0, clean=True)) == [(waiter.id, Granted)]
     table.disconnect(waiter, 1.0, clean=True)
     assert len(table) == 0
-    assert not table._group.reserved
+    assert not table._partition.reserved
 
 
 @pytest.mark.parametrize("has_passed", [False, True])
@@ -269,7 +269,7 @@ def test_trying_once(table: LockTable) -> None:
     hold(table)
     assert ask(table, peer, Wait(LOCK, b"k", 0)) is Status.TIMEOUT
     assert not peer.enqueued
-    assert not table._group.reserved
+    assert not table._partition.reserved
 
 
 def test_a_position_is_kept_for_who_could_not_wait_any_longer(table: LockTable) -> None:

@@ -203,7 +203,7 @@ async def test_renew_while_the_shard_is_frozen_already(
     await until(lambda: len(first.asked(Renew)) == 1)
     await asyncio.sleep(0.05)  # it has its answer by now, and is about to ask again
     assert await lock.renew() is True
-    assert len(first.asked(Renew)) == 3
+    assert len(first.asked(Renew)) == 2, "the one that it was about to send does for both"
     numbers = {n for n, r in first.requests if isinstance(r, Renew | Acquire)}
     assert len(numbers) == 1, "the hold stands on the connection that it was granted on"
     assert await lock.release() is True

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from dflockd import errors
+from dflockd.client import operations
 from tests.dflockd.client.loss.support import LEASE, Held, end_leases
 from tests.dflockd.client_support import (
     Client,
@@ -65,12 +66,17 @@ async def test_an_outage_has_one_warning(
     assert [line.levelno for line in lines] == [logging.WARNING, logging.INFO, logging.INFO]
 
 
-async def test_renewing_where_the_server_is_gone(client: Client, doomed: ServerProcess) -> None:
-    hold = await Held.take(client, doomed)
+async def test_renewing_where_the_server_is_gone(
+    client: Client, doomed: ServerProcess, clients_time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "REPLY_PATIENCE", 1.0)
+    hold = await Held.take(client, doomed, lease_ttl_s=LEASE)
     doomed.process.kill()
     doomed.process.wait(PATIENCE)
     with pytest.raises(errors.UnreachableError, match=f":{doomed.port}"):
         await soon(hold.lock.renew())
+    assert hold.lock.state == "doubtful"  # its lease is not over: the server may come back
+    await end_leases(clients_time, [], [hold])
     await hold.stays_lost()
 
 
