@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dflockd.client.operations import GRACE, Answer, Exchange, Operation, Target, acquire
+from dflockd.client.operations import GRACE, Exchange, Operation, Target, TimedReply, acquire
 from dflockd.client.renewal import _Rescue
 from dflockd.client.steps import Link
 
@@ -32,7 +32,7 @@ def without_an_attempt(target: Target, timeout: float | None) -> Operation[Any]:
     operation = acquire(target, timeout)
     exchange = next(operation)
     if timeout and exchange.patience == GRACE:
-        exchange = operation.send(Answer(b"timeout", 0.0, 0.0))
+        exchange = operation.send(TimedReply(b"timeout", 0.0, 0.0))
     return (yield from _changed(operation, lambda e: e, exchange))
 
 

@@ -49,7 +49,7 @@ class Cluster:
     def start(self, address: str) -> Node:
         node = self.nodes[address] = Node(
             address,
-            Limits(default_lease=4, max_lease=4, max_locks=1 << 20, max_holds=0),
+            Limits(default_lease=4, max_lease=4, max_locks=1 << 20),
             b"secret",
             self.parameters,
             prefix="/p",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflockd.address import Address
 from dflockd.client import connection
-from dflockd.client.connection import Resolve, Wait
+from dflockd.client.connection import Awaited, Resolve
 from dflockd.client.steps import Hear, Pause, Ready
 from dflockd.wire import RequestReader
 from tests.dflockd.cluster.simulation.machines import Connection
@@ -28,7 +28,7 @@ class Task:
         self.until = -math.inf
         self.is_poked = False
         self._is_talk = False
-        self._wait: Wait | None = None
+        self._wait: Awaited | None = None
 
     def step(self, now: float) -> bool:
         """Go on if what it waits for is there; return whether it has gone on."""
