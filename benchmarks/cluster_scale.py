@@ -232,12 +232,12 @@ class Scale:
         return self.parameters.num_shards - sum(
             not group.frozen and group.recovers_until is None
             for host in self.hosts.values()
-            for group in host.node.table.groups.values()
+            for group in host.node.table.partitions.values()
         )
 
     def unclaimed(self) -> int:
         return self.parameters.num_shards - sum(
-            len(h.node.table.groups) for h in self.hosts.values()
+            len(h.node.table.partitions) for h in self.hosts.values()
         )
 
     def lock(self, hosts: Iterable[Host]) -> None:
@@ -245,7 +245,7 @@ class Scale:
         each = self.locks // self.parameters.num_shards
         for host in hosts:
             table = host.node.table
-            for shard in table.groups:
+            for shard in table.partitions:
                 peer = table.connect()
                 for number in range(each):
                     key = b"shard#%d/account:%d" % (shard, number)
@@ -328,7 +328,7 @@ def main() -> None:
         scale.start(scale.names[-1])
         scale.run(scale.now + 1)
         moved = scale.rebalance()
-        scale.run_until(lambda: len(scale.hosts[scale.names[-1]].node.table.groups) >= moved)
+        scale.run_until(lambda: len(scale.hosts[scale.names[-1]].node.table.partitions) >= moved)
         phase.end(f"{moved} shards moved")
     if "rolling restart" in options.phases:
         phase, times = Phase(scale, "rolling restart"), []
@@ -344,13 +344,13 @@ def main() -> None:
     if "crash" in options.phases:
         phase = Phase(scale, "crash")
         victim = scale.hosts[names[-1]]
-        shards = len(victim.node.table.groups)
+        shards = len(victim.node.table.partitions)
         scale.kill(victim)
         taken = scale.run_until(lambda: not scale.unclaimed())
         phase.end(f"{shards} shards taken over after {taken:.1f} s, then the wait for holders")
         scale.run(scale.now + scale.parameters.grace)
         for host in scale.hosts.values():
-            for group in host.node.table.groups.values():
+            for group in host.node.table.partitions.values():
                 group.recovers_until = None
     if "all stop and start" in options.phases:
         scale.run(scale.now + 5)

@@ -78,6 +78,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
 _NOT_SERVING = {
     "recovering": "it waits for holders from before its restart to renew",
     "cut off": "it has no connection to etcd, or has only just joined the cluster",
+    "closed": "etcd was wiped or restored, and it ends soon",
 }
 """What a server says of itself that grants nothing, and why that is."""
 

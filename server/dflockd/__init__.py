@@ -19,7 +19,7 @@ _ON_THE_PATH = (
     "dflockd.server.handling",
     "dflockd.server.server",
     "dflockd.server.session",
-    "dflockd.table.locking",
+    "dflockd.table.requests",
     "dflockd.table.slots",
     "dflockd.table.table",
     "dflockd.wire.reader",

@@ -207,7 +207,8 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_MAX_HOLDS",
         10_000,
         _COUNT_OR_ANY,
-        "Maximum number of locks of one connection, and of holders of one key; 0 for no limit",
+        "Maximum number of locks of one connection, and of holders of one key; the same of "
+        "reserved positions; 0 for no limit",
     ),
     Setting(
         "--max-rate-window",

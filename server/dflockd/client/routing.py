@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Never, TypeAlias
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
 from dflockd.client.operations import GRACE, PING_PATIENCE, SHARDS_PATIENCE, ShardReport
-from dflockd.client.steps import Pause
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
@@ -236,6 +235,12 @@ class SignOfLife(NamedTuple):
 
     server: Address
     patience: float = PING_PATIENCE
+
+
+class Pause(NamedTuple):
+    """Wait."""
+
+    seconds: float
 
 
 class StepOutcome(NamedTuple):

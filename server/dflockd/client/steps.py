@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dflockd.address import Address
 from dflockd.client.operations import Exchange, Operation
+from dflockd.client.routing import Pause as Pause
 
 R = TypeVar("R")
 
@@ -109,12 +110,6 @@ class Silent:
 
 
 SILENT: Final = Silent()
-
-
-class Pause(NamedTuple):
-    """Wait."""
-
-    seconds: float
 
 
 class Ready(NamedTuple):

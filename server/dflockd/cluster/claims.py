@@ -158,7 +158,7 @@ class Claims:
         silent_at = self._leases.silent_at(former, tenure.former_claimed, revision)
         if silent_at == math.inf:
             return False
-        group = self._table.groups[tenure.shard]
+        group = self._table.partitions[tenure.shard]
         if group.opens_at is not None:
             group.opens_at = min(group.opens_at, silent_at)
         return True

@@ -144,7 +144,7 @@ class HandOver:
     def _freeze(self, tenure: Tenure, now: float) -> None:
         shard = tenure.shard
         tenure.stage = Stage.LEAVING
-        recovers_until = self._table.groups[shard].recovers_until
+        recovers_until = self._table.partitions[shard].recovers_until
         tenure.clean = recovers_until is None or now >= recovers_until
         snapshot = self._table.freeze(shard, now)
         tenure.parts = ()

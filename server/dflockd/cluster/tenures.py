@@ -103,7 +103,7 @@ class Tenures:
                 self.forget(tenure)
             else:
                 tenure.stage = Stage.SUSPENDED
-                self.table.groups[tenure.shard].frozen = True
+                self.table.partitions[tenure.shard].frozen = True
 
     def thaw(self, tenure: Tenure, now: float) -> None:
         """Serve a shard again."""

@@ -149,7 +149,7 @@ def _not_draining(server: Server, cluster: Cluster | None) -> Check:
 
 def _not_recovering(server: Server, cluster: Cluster | None) -> Check:
     now = time.monotonic()
-    groups = list(server.table.each_group())
+    groups = list(server.table.each_partition())
     waits = [group.recovers_until - now for group in groups if group.recovers_until is not None]
     waits = [wait for wait in waits if wait > 0]
     reason = "nothing to recover"

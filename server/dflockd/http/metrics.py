@@ -321,7 +321,7 @@ class ServerCollector:
         now = time.monotonic()
         recovering = sum(
             1
-            for group in self._server.table.each_group()
+            for group in self._server.table.each_partition()
             if group.recovers_until is not None and group.recovers_until > now
         )
         yield _gauge(

@@ -61,7 +61,7 @@ def search(
     rank, now = SORTS[sort], time.monotonic()
     best: list[tuple[Rank, Found]] = []
     found = 0
-    walk = Walk(table.each_group(), as_wanted(text), people=False, notes=notes)
+    walk = Walk(table.each_partition(), as_wanted(text), people=False, notes=notes)
     last: Found | None = None
 
     def add(listed: Found) -> None:

@@ -50,7 +50,7 @@ class Deadlocks:
     def look(self, log: SparingLog) -> Generator[None, None, None]:
         """Look, and say in the log what was not there the last time."""
         self._next = math.inf
-        look = Look(self._table.each_group() if self._table.counts.waiting else ())
+        look = Look(self._table.each_partition() if self._table.counts.waiting else ())
         while not look.step():
             yield
         self._next = time.monotonic() + INTERVAL

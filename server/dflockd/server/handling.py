@@ -19,8 +19,8 @@ from dflockd.server.options import ServerOptions
 from dflockd.server.slices import Slices, in_steps
 from dflockd.table import Change, Effect, Hold, LockTable, Peer
 from dflockd.table.finding import Search
-from dflockd.table.locking import Answer
 from dflockd.table.report import Listing
+from dflockd.table.requests import Answer
 from dflockd.wire import (
     Evict,
     Find,

@@ -103,10 +103,10 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle every request that `data` completes."""
-        server, reader, peer = self._server, self._reader, self.peer
+        server, reader, peer, slices = self._server, self._reader, self.peer, self._slices
         kind = OTHER
         now = monotonic()
-        is_calm = now < self._slices.free_until and now <= server.late_at
+        is_calm = now < slices.free_until and now <= server.late_at
         if is_calm and self._is_open and peer.waiting is None:
             kind = reader.receive_one(data)
         elif self._begun or self._begins(data):
@@ -118,7 +118,7 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
-        if monotonic() - now > self._slices.slice:
+        if monotonic() - now > slices.slice:
             self._took_long = True
             self._review()
         if out:
@@ -191,7 +191,7 @@ class Session(asyncio.Protocol):
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more, and nothing is left to be answered."""
-        if self.owed or self._looks_on or self._resting:
+        if self.owed or self._looks_on or self._resting or self.peer.waiting is not None:
             return
         if not self.peer.holds or self._server.journal is not None:
             self._end()

@@ -26,7 +26,7 @@ from dflockd.storage.reading import ALL_NAMES, DamagedError, Journaled, Restored
 from dflockd.storage.state_file import OtherFormatError, StateFileError
 from dflockd.storage.syncing import Syncing
 from dflockd.table import HoldRecord, Limits, LockTable
-from dflockd.table.rates import RateRecord
+from dflockd.table.rates import RateRecord, later
 
 RESERVED = 1 << 42
 """Fences that no process gives out in all its life; after a crash the next one starts beyond them.
@@ -227,13 +227,15 @@ class StateDir:
             self.fence = restored.fence
             self.recovery = max(0.0, state["recovers_until"] - last_now)
             self.holds = [_moved(hold, now - last_now) for hold in restored.holds]
-            self.rates = [_moved_rate(rate, now - last_now) for rate in restored.rates]
+            self.rates = [later(rate, now - last_now) for rate in restored.rates]
             self.rates_since = state["rates_since"] + now - last_now
         else:
             self.fence = max(restored.fence, state["fence"])
             self.recovery = float(state["longest_lease"])
             self.holds = [_doubted(hold, now) for hold in restored.holds]
-            self.rates = [rate._replace(times=()) for rate in restored.rates]
+            self.rates = [
+                rate._replace(times=()) for rate in restored.rates if isinstance(rate, RateRecord)
+            ]
             # Until then holders may come back whose runs were granted before, and begin.
             self.rates_since = now + self.recovery
 
@@ -291,13 +293,6 @@ class StateDir:
 def _moved(hold: HoldRecord, by: float) -> HoldRecord:
     """Return a hold with the time that it had left, on a clock that is `by` seconds ahead."""
     return hold._replace(deadline=hold.deadline + by, since=hold.since + by) if by else hold
-
-
-def _moved_rate(rate: RateRecord, by: float) -> RateRecord:
-    """Return a rate whose window has not gone on meanwhile: nobody knows for how long that was."""
-    if not by:
-        return rate
-    return rate._replace(times=tuple(each + by for each in rate.times))
 
 
 def _doubted(hold: HoldRecord, now: float) -> HoldRecord:

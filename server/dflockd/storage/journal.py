@@ -28,7 +28,14 @@ from typing import Final
 
 from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
-from dflockd.storage.records import Name, encode_end, encode_hold, encode_newest, encode_rate
+from dflockd.storage.records import (
+    Name,
+    encode_end,
+    encode_hold,
+    encode_newest,
+    encode_packed,
+    encode_rate,
+)
 from dflockd.storage.segment import (
     END,
     FIRST,
@@ -43,7 +50,7 @@ from dflockd.storage.segment import (
     word,
 )
 from dflockd.table import Change, Hold, Newest
-from dflockd.table.rates import RateBlock
+from dflockd.table.rates import PackedRates, RateBlock
 
 SEGMENT = 4 << 20
 """Bytes of one segment."""
@@ -253,8 +260,8 @@ class Journal:
         self._ends[current.number] = current.end
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
-    def _change(self, what: Newest | RateBlock) -> None:
-        """Record the newest of a key or some beginnings of a rate, or that they are of no more use."""
+    def _change(self, what: Newest | RateBlock | PackedRates) -> None:
+        """Record the newest of a key or some beginnings of rates, or that they are of no more use."""
         name: Name = what.key if isinstance(what, Newest) else -what.number
         if what.ended:
             # Unless the next newest of the key has replaced it.
@@ -265,6 +272,8 @@ class Journal:
             self._turn()
         if isinstance(what, Newest):
             record = encode_newest(what.kept(), self._seed)
+        elif isinstance(what, PackedRates):
+            record = encode_packed(what.kept(), self._seed)
         else:
             record = encode_rate(what.kept(), self._seed)
         self._write(name, what, record)

@@ -22,7 +22,7 @@ from dflockd.storage.records import UnknownRecordError
 from dflockd.storage.segment import Content, Stage
 from dflockd.storage.state_file import OtherFormatError
 from dflockd.table import HoldRecord, NewestRecord
-from dflockd.table.rates import RateRecord
+from dflockd.table.rates import PackedRecord, RateRecord
 
 
 class Trust(Enum):
@@ -45,7 +45,7 @@ class Restored(NamedTuple):
     fence: int
     """The largest fence that it knows to have been given out."""
     newest: Sequence[NewestRecord] = ()
-    rates: Sequence[RateRecord] = ()
+    rates: Sequence[RateRecord | PackedRecord] = ()
     """Those of one rate in their order."""
 
 
@@ -198,7 +198,7 @@ def _result(contents: list[Content]) -> Restored:
     """
     holds: dict[int, HoldRecord] = {}
     newest: dict[bytes, NewestRecord] = {}
-    rates: dict[int, RateRecord] = {}
+    rates: dict[int, RateRecord | PackedRecord] = {}
     highest = 0
     for content in contents:
         highest = max(highest, content.fence)
@@ -208,7 +208,7 @@ def _result(contents: list[Content]) -> Restored:
                 rates.pop(-record, None)
             elif isinstance(record, bytes):
                 newest.pop(record, None)
-            elif isinstance(record, RateRecord):
+            elif isinstance(record, RateRecord | PackedRecord):
                 rates[record.number] = record
             elif isinstance(record, NewestRecord):
                 highest = max(highest, record.age)

@@ -13,7 +13,7 @@ from array import array
 from typing import Final, TypeAlias
 
 from dflockd.table import HoldRecord, NewestRecord
-from dflockd.table.rates import RateRecord
+from dflockd.table.rates import PackedRecord, RateRecord
 from dflockd.table.state import HoldFields
 from dflockd.wire import Space
 
@@ -25,6 +25,7 @@ _ATTEMPT: Final = struct.Struct("<I")
 _AGE: Final = struct.Struct("<Q")
 _NEWEST: Final = struct.Struct("<BQHH")
 _RATE: Final = struct.Struct("<BBQIdHH")
+_PACKED: Final = struct.Struct("<BQHH")
 _RATE_END: Final = struct.Struct("<BQ")
 _NEWEST_END: Final = struct.Struct("<BH")
 
@@ -34,6 +35,7 @@ _IS_NEWEST: Final = 3
 _IS_RATE: Final = 4
 _IS_RATE_END: Final = 5
 _IS_NEWEST_END: Final = 6
+_IS_PACKED: Final = 7
 _DETACHED: Final = 1
 """A flag of a hold."""
 
@@ -57,7 +59,7 @@ Name: TypeAlias = int | bytes
 """What a record is about: the fence of a hold, the key of a newest, or the number of some beginnings of
 a rate, below 0. An age is no name: it comes from outside, and may be that of another key."""
 
-Record: TypeAlias = HoldRecord | NewestRecord | RateRecord | Name
+Record: TypeAlias = HoldRecord | NewestRecord | RateRecord | PackedRecord | Name
 """See `decode`."""
 
 
@@ -119,6 +121,15 @@ def encode_rate(record: RateRecord, seed: int) -> bytes:
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
+def encode_packed(record: PackedRecord, seed: int) -> bytes:
+    """Return the record of some rates that rest."""
+    number, names, numbers = record
+    lengths = array("H", [len(name) for name in names]).tobytes()
+    body = _PACKED.pack(_IS_PACKED, number, len(names), len(numbers)) + lengths
+    body += b"".join(names) + numbers.tobytes()
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
 def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], int]:
     """Read records until one is not whole.
 
@@ -157,6 +168,8 @@ def _read(body: bytes) -> Record:
         return NewestRecord(key, age, label)
     if kind == _IS_RATE:
         return _read_rate(body)
+    if kind == _IS_PACKED:
+        return _read_packed(body)
     if kind == _IS_RATE_END:
         return -int(_RATE_END.unpack_from(body)[1])
     if kind == _IS_NEWEST_END:
@@ -209,3 +222,15 @@ def _read_rate(body: bytes) -> RateRecord:
     times.frombytes(body[key_end : key_end + count * times.itemsize])
     key = body[_RATE.size : key_end]
     return RateRecord(space, key, runs, window, number, tuple(times))
+
+
+def _read_packed(body: bytes) -> PackedRecord:
+    _, number, count, size = _PACKED.unpack_from(body)
+    lengths, numbers, names = array("H"), array("d"), []
+    at = _PACKED.size + count * lengths.itemsize
+    lengths.frombytes(body[_PACKED.size : at])
+    for length in lengths:
+        names.append(body[at : at + length])
+        at += length
+    numbers.frombytes(body[at : at + size * numbers.itemsize])
+    return PackedRecord(number, tuple(names), numbers)

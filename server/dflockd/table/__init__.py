@@ -10,10 +10,19 @@ from dflockd.table.deadlines import Deadlines
 from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
+from dflockd.table.line import Reservation
 from dflockd.table.newest import Newest, NewestRecord
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
-from dflockd.table.state import Change, Entry, Group, Hold, HoldRecord, Peer, Reservation, Waiter
+from dflockd.table.state import (
+    Change,
+    Entry,
+    Hold,
+    HoldRecord,
+    Partition,
+    Peer,
+    Waiter,
+)
 from dflockd.table.table import LockTable
 
 __all__ = [
@@ -23,7 +32,6 @@ __all__ = [
     "Directory",
     "Effect",
     "Entry",
-    "Group",
     "Histogram",
     "Hold",
     "HoldRecord",
@@ -32,6 +40,7 @@ __all__ = [
     "LockTable",
     "Newest",
     "NewestRecord",
+    "Partition",
     "Peer",
     "Reservation",
     "ShardTable",

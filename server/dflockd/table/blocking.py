@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, final
 
 from dflockd.table.grouped import GroupedQueue
-from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.table.states import GONE, UNTOLD
 
 STEP: Final = 16
@@ -53,15 +53,16 @@ class Look:
         circles: of links, each verified to be there when the look ended.
     """
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self, partitions: Iterable[Partition]) -> None:
         self._entries: list[Entry] = []
-        for group in groups:
-            for space in group.spaces:
+        for partition in partitions:
+            for space in partition.spaces:
                 self._entries.extend(space.values())
         self._contended: list[Entry] = []
         self._holds: dict[bytes, None] = {}
         """The runs that hold something that others wait for."""
-        self._items: list[Waiter] = []
+        self._items: Iterator[Waiter] = iter(())
+        """Those at one of these keys who are still to be looked at."""
         self._waits: dict[bytes, list[Waiter]] = {}
         """Those of them who wait."""
         self.longest = 0
@@ -74,11 +75,12 @@ class Look:
         for _ in range(STEP):
             if self._entries:
                 self._look_at(self._entries.pop())
-            elif self._items:
-                self._ask(self._items.pop())
+                continue
+            waiter = next(self._items, None)
+            if waiter is not None:
+                self._ask(waiter)
             elif self._contended:
-                # In one piece: who waits may be another by the next step.
-                self._items = list(self._contended.pop().waiters or ())
+                self._items = iter(self._contended.pop().waiters or ())
             else:
                 self._conclude()
                 return True
@@ -86,11 +88,9 @@ class Look:
 
     def _look_at(self, entry: Entry) -> None:
         queue = entry.waiters
-        oldest = None if queue is None else queue.oldest()
-        if queue is None or oldest is None:
+        if queue is None or not queue:
             return
         self.longest = 1
-        self.since = min(self.since, oldest.since)
         if isinstance(queue, GroupedQueue):
             self.groups += queue.groups
         self._contended.append(entry)
@@ -100,6 +100,7 @@ class Look:
                 self._holds[run] = None
 
     def _ask(self, waiter: Waiter) -> None:
+        self.since = min(self.since, waiter.since)
         run = run_of(waiter)
         if run not in self._holds:
             return

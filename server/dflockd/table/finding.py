@@ -7,13 +7,14 @@ is new may not.
 
 from __future__ import annotations
 
+import itertools
 import json
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, final
 
 from dflockd.table import report
-from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.table.states import GONE, UNTOLD
 from dflockd.wire.notes import is_note
 
@@ -48,47 +49,46 @@ class Walk:
     """Goes through a table, a few items at a time.
 
     Args:
-        groups: the table.
+        partitions: the table.
         wanted: from `as_wanted`; an empty one matches everything.
         people: whether holders and waiters are wanted also of a key that has the text itself.
         notes: whether keys of notes are, see `dflockd.wire.notes`.
     """
 
     def __init__(
-        self, groups: Iterable[Group], wanted: bytes, *, people: bool, notes: bool
+        self, partitions: Iterable[Partition], wanted: bytes, *, people: bool, notes: bool
     ) -> None:
         self._wanted = wanted
         self._people = people
         self._notes = notes
         # As of now: while others have their turns, the table changes. To copy references is quick.
         self._entries: list[Entry] = []
-        for group in groups:
-            for space in group.spaces:
+        for partition in partitions:
+            for space in partition.spaces:
                 if space:
                     self._entries.extend(space.values())
         # The oldest first: mostly they are what is looked for.
         self._entries.reverse()
         self._entry: Entry | None = None
-        self._items: list[Hold | Waiter] = []
-        """Those of that entry that are still to be looked at, the first at the end."""
+        self._items: Iterator[Hold | Waiter] = iter(())
+        """Those of that entry that are still to be looked at."""
+        self.is_done = False
+        """Whether nothing is left."""
         self._position = 0
         self.left_out = 0
         """Keys of notes that were not looked at."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left."""
-        return not (self._items or self._entries)
 
     def step(self) -> list[Match]:
         """Look at the next few, and return who of them matches."""
         found: list[Match] = []
         for _ in range(STEP):
-            if self._items:
-                self._look_at(self._items.pop(), found)
+            item = next(self._items, None)
+            if item is not None:
+                self._look_at(item, found)
             elif self._entries:
                 self._open(self._entries.pop(), found)
             else:
+                self.is_done = True
                 break
         return found
 
@@ -101,12 +101,8 @@ class Walk:
             if not self._people:
                 return
         self._entry, self._position = entry, 0
-        # In one piece: it may be gone, or another, by the next step.
-        items: list[Hold | Waiter] = list(entry.holds.values())
-        if entry.waiters is not None:
-            items.extend(entry.waiters)
-        items.reverse()
-        self._items = items
+        # As of now: it may be gone, or another, by the next step.
+        self._items = itertools.chain(list(entry.holds.values()), entry.waiters or ())
 
     def _look_at(self, item: Hold | Waiter, found: list[Match]) -> None:
         assert self._entry is not None
@@ -121,16 +117,21 @@ class Search:
     """Finds the first of those who match: who has waited longest, then who has held longest, then keys.
 
     Args:
-        groups: the table.
+        partitions: the table.
         text: what is looked for, in keys and in labels; an empty one finds everybody.
         waiters: whether nobody but waiters is wanted.
         notes: whether notes are wanted as well.
     """
 
     def __init__(
-        self, groups: Iterable[Group], text: str, *, waiters: bool = False, notes: bool = False
+        self,
+        partitions: Iterable[Partition],
+        text: str,
+        *,
+        waiters: bool = False,
+        notes: bool = False,
     ) -> None:
-        self._walk = Walk(groups, as_wanted(text), people=True, notes=notes)
+        self._walk = Walk(partitions, as_wanted(text), people=True, notes=notes)
         self._waiters = waiters
         self._ranks: list[tuple[int, float]] = []
         self._best: list[Match] = []

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic
 
-from dflockd.table.line import Line, Process, number_of
+from dflockd.table.line import Lines, Process, W, earlier, number_of, take_out
 from dflockd.table.queue import Queue
-from dflockd.table.states import EXPECTED, UNTOLD
-
-if TYPE_CHECKING:
-    from dflockd.table.state import Peer, Waiter
-    from dflockd.wire import FairGroup
-
+from dflockd.table.states import EXPECTED, PASSED, UNTOLD
+from dflockd.wire import FairGroup
 
 UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
 
 
-def _since(waiter: Waiter) -> float:
-    return waiter.since
-
-
-class Lane(Line):
+class Lane(Lines[W]):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
-    __slots__ = ("limit", "listed", "name", "plain", "ready", "taken", "turn", "waiting")
+    __slots__ = ("anytime", "limit", "name", "plain", "ready", "taken", "waiting")
 
     def __init__(self, name: bytes, limit: int) -> None:
         super().__init__()
@@ -41,164 +33,304 @@ class Lane(Line):
         self.waiting = 0
         """How many wait..."""
         self.ready = 0
-        """... and may have their turn: all of them, or none while the group has all that it may."""
+        """... and may have their turn: all of them, or none while the group has all that it may..."""
+        self.anytime = 0
+        """... and can start at any time..."""
         self.plain = 0
-        """How many of these can start at any time."""
-        self.turn = 0
-        """Its place in the ring: the smaller one is the earlier."""
-        self.listed: set[Process | None] = set()
-        """In which of `GroupedQueue._order` it is."""
-
-    def __iter__(self) -> Iterator[Waiter]:
-        return self.all_rows()
+        """... and need no place of the rate."""
 
     @property
     def has_room(self) -> bool:
         """Whether it may have another slot."""
         return self.limit <= 0 or self.taken < self.limit
 
+    def has_any(self, process: Process | None) -> bool:
+        """Whether there is somebody of a process, or somebody who can start at any time."""
+        return self.has(process) or (self.rated is not None and self.rated.has(process))
 
-class GroupedQueue(Queue):
+    def processes(self, *, is_plain: bool) -> list[Process]:
+        """Return whose there are, of those who need no place or of all."""
+        if is_plain or self.rated is None:
+            return list(self.rows)
+        return list({**self.rows, **self.rated.rows})
+
+
+class Heap(Generic[W]):
+    """The lanes of a ring where one process has somebody, by their turns."""
+
+    __slots__ = ("lanes", "turns")
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[int, Lane[W]]] = []
+        """Numbers of turns that may be out of date, and then too small."""
+        self.lanes: set[Lane[W]] = set()
+        """All in it: also some where nobody of the process is any more, or which have left the ring."""
+
+
+class Ring(Generic[W]):
+    """Lanes whose turns are to come, in their order, found by who can start there now.
+
+    A lane whose waiters cannot start now is passed over where it is. So for each process there is a
+    heap of the lanes where it has somebody, and one of those where somebody can start at any time:
+    the next lane is the first of the first ones of those who ask.
+    """
+
+    __slots__ = ("_heaps", "_is_plain", "_last", "lanes")
+
+    def __init__(self, *, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        """Whether only those count who need no place of the rate."""
+        self.lanes: OrderedDict[Lane[W], int] = OrderedDict()
+        """Whose turn is next first; with the number of that turn."""
+        self._last = 0
+        """The number of the last turn."""
+        self._heaps: dict[Process | None, Heap[W]] = {}
+
+    def keep(self, lane: Lane[W], newest: Process | None, *, is_in: bool) -> None:
+        """Let a lane be in it, at the end if it has not been, or not be in it.
+
+        Args:
+            lane: the lane.
+            newest: whose somebody may have come there last.
+            is_in: see above.
+        """
+        if not is_in:
+            self.lanes.pop(lane, None)
+        elif lane in self.lanes:
+            self._list(lane, newest)
+        else:
+            self.move_to_end(lane)
+            self._list(lane, None)
+            for process in lane.processes(is_plain=self._is_plain):
+                self._list(lane, process)
+
+    def move_to_end(self, lane: Lane[W]) -> None:
+        """Let a lane have its turn after all others."""
+        self._last += 1
+        self.lanes[lane] = self._last
+        self.lanes.move_to_end(lane)
+
+    def first(self, processes: Iterable[Process]) -> Lane[W] | None:
+        """Return the first lane where somebody can start now."""
+        lane = self.first_of(None)
+        for process in processes:
+            if process.asking is not None:
+                other = self.first_of(process)
+                if lane is None or (other is not None and self.lanes[other] < self.lanes[lane]):
+                    lane = other
+        return lane
+
+    def first_of(self, process: Process | None) -> Lane[W] | None:
+        """Return the first lane where a process has somebody, or somebody can start at any time."""
+        heap = self._heaps.get(process)
+        if heap is None:
+            return None
+        while heap.turns:
+            noted, lane = heap.turns[0]
+            turn = self.lanes.get(lane)
+            if turn is None or not self._has(lane, process):
+                heappop(heap.turns)
+                heap.lanes.discard(lane)
+            elif turn != noted:
+                heapreplace(heap.turns, (turn, lane))
+            else:
+                return lane
+        del self._heaps[process]
+        return None
+
+    def forget(self, process: Process) -> None:
+        """Note that nobody of a process is in any lane."""
+        self._heaps.pop(process, None)
+
+    def _has(self, lane: Lane[W], process: Process | None) -> bool:
+        return lane.has(process) if self._is_plain else lane.has_any(process)
+
+    def _list(self, lane: Lane[W], process: Process | None) -> None:
+        """See to it that a lane is found where a process has somebody."""
+        heap = self._heaps.get(process)
+        if (heap is not None and lane in heap.lanes) or not self._has(lane, process):
+            return
+        if heap is None:
+            heap = self._heaps[process] = Heap()
+        heap.lanes.add(lane)
+        heappush(heap.turns, (self.lanes[lane], lane))
+        if len(heap.turns) > 2 * len(self.lanes) + 16:  # nobody has looked at those that are gone
+            heap.lanes.intersection_update(self.lanes)
+            heap.turns = [(self.lanes[each], each) for each in heap.lanes]
+            heapify(heap.turns)
+
+
+class GroupedQueue(Queue[W]):
     """A queue in which groups take turns: round robin over those that have somebody ready.
 
     Within a group it is first come, first served. Nothing takes longer the more wait, or the more
     groups there are. A group that has somebody ready again comes last. A waiter that leaves costs
     its group no turn, and neither does one that is passed while away. One that gets a turn uses it
     up, even in vain. Iteration follows the turns to come: last are those whose groups have all that
-    they may.
+    they may, by the names of these groups.
 
-    A group whose waiters cannot start now is passed over where it is. So for each process there is a
-    heap of the groups in which it has somebody, and one of those where somebody can start at any
-    time: the next group is the first of the first ones of those who ask.
-
-    Nobody stands in the `Line` that this queue is: its groups have their own.
+    In `line` and `returned` are all who have come since groups take turns here, beside those of their
+    groups: so it is known who is the oldest.
 
     Args:
         before: the queue of the key so far, of waiters in no group.
     """
 
-    __slots__ = ("_held", "_lanes", "_order", "_plain", "_queued", "_ring", "_turns")
+    __slots__ = (
+        "_anytime",
+        "_held",
+        "_lanes",
+        "_plain",
+        "_plain_ring",
+        "_queued",
+        "_resting",
+        "_ring",
+        "groups",
+    )
 
-    def __init__(self, before: Queue | None) -> None:
+    def __init__(self, before: Queue[W] | None) -> None:
         super().__init__()
         self.is_grouped = True
-        self._lanes: dict[bytes, Lane] = {}
+        self._lanes: dict[bytes, Lane[W]] = {}
         """By the names of their groups."""
-        self._ring: OrderedDict[Lane, None] = OrderedDict()
-        """Those that have somebody ready: whose turn is next first."""
-        self._turns = 0
-        """How many times a lane has become the last of the ring."""
-        self._order: dict[Process | None, list[tuple[int, Lane]]] = {}
-        """Lanes of the ring with somebody of each process, or with somebody who can start at any time:
-        heaps, with numbers that may be out of date, and then too small."""
-        self._held: dict[int, Lane] = {}
+        self._ring: Ring[W] = Ring(is_plain=False)
+        """Those that have somebody ready."""
+        self._plain_ring: Ring[W] = Ring(is_plain=True)
+        """Those that have somebody ready who needs no place, for when the rate has none."""
+        self._resting: dict[bytes, Lane[W]] = {}
+        """Those that have somebody who waits, and all that they may."""
+        self.groups = 0
+        """In how many somebody waits."""
+        self._held: dict[int, Lane[W]] = {}
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
-        """How many wait in all lanes."""
+        """How many wait in all lanes..."""
+        self._anytime = 0
+        """... and of those that are in the ring can start at any time..."""
         self._plain = 0
-        """How many of those that are in the ring can start at any time."""
+        """... and need no place of the rate."""
         if before is None:
             return
         self.expected, self.told, self.passed = before.expected, before.told, before.passed
         self.away, self.pending, self.processes = before.away, before.pending, before.processes
         self.gap, self.last, self.listener = before.gap, before.last, before.listener
-        self.rate = before.rate
+        self.rate, self.places = before.rate, before.places
         lane = self._lane(None)
-        lane.line, lane.returned, lane.rows = before.line, before.returned, before.rows
+        lane.line, lane.returned, lane.rated = before.line, before.returned, before.rated
+        lane.rows, lane.called = before.rows, before.called
         lane.taken = len(self.expected) + len(self.told)
         self._review(lane)
 
     def __len__(self) -> int:
         return self._queued + len(self.expected) + len(self.told) + len(self.passed)
 
-    def __iter__(self) -> Iterator[Waiter]:
-        others = merge(self.expected, self.told, self.passed, key=number_of)
-        resting = [lane for lane in self._lanes.values() if lane.waiting and not lane.ready]
-        last = merge(*resting, key=number_of)
-        return itertools.chain(others, _rounds(self._ring), last)
+    def __iter__(self) -> Iterator[W]:
+        others = [each.copy() for each in (self.expected, self.told, self.passed)]
+        yield from merge(*others, key=number_of)
+        yield from _rounds(list(self._ring.lanes))
+        for _, lane in sorted(self._resting.items()):
+            yield from list(lane.all())
 
-    def oldest(self) -> Waiter | None:
-        """Return who has waited longest: the first of a group, which may be none of the next."""
-        lines: list[Iterable[Waiter]] = [self.expected, self.told, self.passed]
-        lines += self._lanes.values()
-        return min((waiter for line in lines for waiter in _first(line)), key=_since, default=None)
-
-    @property
-    def groups(self) -> int:
-        """In how many groups somebody waits."""
-        return sum(1 for lane in self._lanes.values() if lane.waiting)
+    def oldest(self) -> W | None:
+        """Return who has waited longest."""
+        first = super().oldest()
+        lane = self._lanes.get(b"")  # of who was here before there were groups
+        return first if lane is None else earlier(first, lane.foremost_of_all())
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer whose group may have another slot."""
+        """How many go before a newcomer whose group may have another slot, and who needs no place."""
         ahead = self._plain + len(self.expected) + len(self.told)
-        return ahead + self._asking if self.processes else ahead
+        return ahead + self._asking_in(self._plain_ring) if self.processes else ahead
 
     @property
-    def _asking(self) -> int:
-        asking = (process for process in self.processes if process.asking is not None)
-        return sum(self._next_of(process) is not None for process in asking)
+    def rated_ahead(self) -> int:
+        """How many others go before one who does."""
+        ahead = self._anytime - self._plain
+        if self.processes:
+            ahead += self._asking_in(self._ring) - self._asking_in(self._plain_ring)
+        return ahead
 
-    def first(self, free: int) -> Waiter | None:
+    @property
+    def has_plain(self) -> bool:
+        """Whether somebody needs no place of the rate whose group may have another slot."""
+        return bool(self._plain_ring.lanes)
+
+    def first(self, free: int, *, has_place: bool) -> W | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
         if free <= len(self.told) + len(self.expected):
             return None
-        lane = self._next_of(None)
-        for process in self.processes:
-            if process.asking is not None:
-                other = self._next_of(process)
-                if other is not None and (lane is None or other.turn < lane.turn):
-                    lane = other
-        return None if lane is None else lane.next()
+        lane = (self._ring if has_place else self._plain_ring).first(self.processes)
+        return None if lane is None else lane.starter(has_place=has_place)
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
+        self.line[waiter] = None
         lane = self._lane(waiter.group)
-        lane.enter(waiter)
+        lane.of(waiter).enter(waiter)
         self._count(waiter)
         self._review(lane, waiter.process)
 
-    def come_back(self, waiter: Waiter) -> None:
+    def come_back(self, waiter: W) -> None:
         """Let somebody in who has a position from before: ahead of the later ones of the group."""
+        insort(self.returned, waiter, key=number_of)
         lane = self._lane(waiter.group)
-        lane.go_back(waiter)
+        lane.of(waiter).go_back(waiter)
         self._count(waiter)
         self._review(lane, waiter.process)
 
-    def hand(self, waiter: Waiter, peer: Peer, turn: float | None) -> None:
-        """Let somebody in line be of another peer, which wants such a turn, or a grant."""
+    def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
+        """Let somebody in line be one who is told by another process, or needs a place, or neither."""
         lane = self._lane(waiter.group)
+        lane.of(waiter).leave(waiter)
         self._uncount(waiter)
-        self._hand_in(lane, waiter, peer, turn)
+        waiter.process, waiter.is_rated = process, is_rated
+        lane.of(waiter).go_back(waiter)
         self._count(waiter)
-        self._review(lane, waiter.process)
+        self._review(lane, process)
 
-    def expect(self, waiter: Waiter) -> None:
+    def expect(self, waiter: W) -> None:
         """Hold a slot for somebody whose turn it is."""
         lane = self._lane(waiter.group)
         lane.taken += 1
         super().expect(waiter)
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: W) -> None:
         """Take somebody out, who is still in the state in which they were here."""
         lane = self._lane(waiter.group)
-        if self._aside(waiter) is None:
-            self.away -= waiter.is_away
-            lane.leave(waiter)
-            self._uncount(waiter)
-        else:
-            lane.taken -= waiter.state == EXPECTED
-            super().remove(waiter)
+        if waiter.state == EXPECTED:
+            lane.taken -= 1
+        elif waiter.state != PASSED:
+            lane.of(waiter).leave(waiter)
+        super().remove(waiter)
         self._review(lane)
+
+    def _step_out(self, waiter: W) -> None:
+        """Take somebody out who stands in line, and in that of their group no more."""
+        if waiter in self.line:
+            del self.line[waiter]
+        else:  # or it has come before there were groups here
+            take_out(waiter, self.returned)
+        self._uncount(waiter)
+
+    def _forget(self, process: Process, waiter: W) -> None:
+        super()._forget(process, waiter)
+        self._ring.forget(process)
+        self._plain_ring.forget(process)
+
+    def _asking_in(self, ring: Ring[W]) -> int:
+        """How many processes ask that have somebody in a ring."""
+        asking = [process for process in self.processes if process.asking is not None]
+        return sum([ring.first_of(process) is not None for process in asking])
 
     # Of groups.
 
-    def use_turn(self, waiter: Waiter) -> None:
+    def use_turn(self, waiter: W) -> None:
         """Note that somebody who is the `first` one is given a slot: the group is the last one now."""
         lane = self._lane(waiter.group)
-        self._ring.move_to_end(lane)
-        self._turns += 1
-        lane.turn = self._turns
+        for ring in (self._ring, self._plain_ring):
+            if lane in ring.lanes:
+                ring.move_to_end(lane)
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
         """Note that a member of a group has a slot."""
@@ -244,13 +376,13 @@ class GroupedQueue(Queue):
         lane = self._lanes.get(group.name)
         return group.limit if lane is None or lane.limit == UNSAID else lane.limit
 
-    def in_turn(self, waiters: list[Waiter]) -> list[Waiter]:
+    def in_turn(self, waiters: list[W]) -> list[W]:
         """Return all waiters to hand over, by number, in the order of their turns.
 
         A server that lets them in one by one has the groups in the same order.
         """
-        first: list[Waiter] = []
-        lines: dict[bytes, list[Waiter]] = {lane.name: [] for lane in self._ring}
+        first: list[W] = []
+        lines: dict[bytes, list[W]] = {lane.name: [] for lane in self._ring.lanes}
         for waiter in waiters:
             # Their turn has come, and what they were given by it is taken back or held for them.
             if waiter.state in (UNTOLD, EXPECTED):
@@ -259,7 +391,7 @@ class GroupedQueue(Queue):
                 lines.setdefault(_name(waiter.group), []).append(waiter)
         return [*first, *_rounds(lines.values())]
 
-    def _lane(self, group: FairGroup | None) -> Lane:
+    def _lane(self, group: FairGroup | None) -> Lane[W]:
         """Return the lane of a group, new if it has none."""
         name = _name(group)
         lane = self._lanes.get(name)
@@ -269,71 +401,47 @@ class GroupedQueue(Queue):
             lane.limit = group.limit
         return lane
 
-    def _review(self, lane: Lane, newest: Process | None = None) -> None:
+    def _review(self, lane: Lane[W], newest: Process | None = None) -> None:
         """Take in what has changed in a lane, where there may be somebody new of a process."""
-        plain = len(lane.line) + len(lane.returned)
-        waiting = plain + sum([len(row) for row in lane.rows.values()])
+        plain, anytime = lane.length, lane.size
+        waiting, all_anytime = plain, anytime
+        if lane.rated is not None:
+            waiting += lane.rated.length
+            all_anytime += lane.rated.size
+        if not lane.has_room:
+            plain = anytime = all_anytime = 0
         ready = waiting if lane.has_room else 0
+        self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting
-        self._plain += (plain if ready else 0) - lane.plain
-        if ready and not lane.ready:
-            self._ring[lane] = None
-            self._turns += 1
-            lane.turn = self._turns
-            for process in lane.rows:
-                self._list(lane, process)
-        elif lane.ready and not ready:
-            del self._ring[lane]
-        lane.waiting, lane.ready, lane.plain = waiting, ready, plain if ready else 0
-        if ready and (newest is not None or plain):
-            self._list(lane, newest)
+        self._anytime += all_anytime - lane.anytime
+        self._plain += anytime - lane.plain
+        self._ring.keep(lane, newest, is_in=ready > 0)
+        self._plain_ring.keep(lane, newest, is_in=plain > 0)
+        if waiting and not ready:
+            self._resting[lane.name] = lane
+        else:
+            self._resting.pop(lane.name, None)
+        lane.waiting, lane.ready, lane.anytime, lane.plain = waiting, ready, all_anytime, anytime
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
-
-    def _list(self, lane: Lane, process: Process | None) -> None:
-        if process in lane.listed:
-            return
-        lane.listed.add(process)
-        heap = self._order.setdefault(process, [])
-        heappush(heap, (lane.turn, lane))
-        if len(heap) > 2 * len(self._lanes) + 16:  # nobody has looked at those that are gone
-            gone = [lane for _, lane in heap if not lane.ready]
-            for lane in gone:
-                lane.listed.discard(process)
-            heap[:] = [(lane.turn, lane) for _, lane in heap if lane.ready]
-            heapify(heap)
-
-    def _next_of(self, process: Process | None) -> Lane | None:
-        """Return the first lane of the ring where a process has somebody."""
-        heap = self._order.get(process)
-        while heap:
-            turn, lane = heap[0]
-            if not lane.ready or not lane.row(process):
-                heappop(heap)
-                lane.listed.discard(process)
-            elif turn != lane.turn:
-                heapreplace(heap, (lane.turn, lane))
-            else:
-                return lane
-        if heap is not None:
-            del self._order[process]
-        return None
 
 
 def _name(group: FairGroup | None) -> bytes:
     return b"" if group is None else group.name
 
 
-def _first(line: Iterable[Waiter]) -> list[Waiter]:
-    return list(itertools.islice(line, 1))
-
-
-def _rounds(lines: Iterable[Iterable[Waiter]]) -> Iterator[Waiter]:
+def _rounds(lines: Iterable[Lane[W] | list[W]]) -> Iterator[W]:
     """Go through all of them in turns: the first of each, then the second of each that has one."""
-    turns = deque(iter(line) for line in lines)
-    while turns:
-        line = turns.popleft()
-        for waiter in line:
+    begun: deque[Iterator[W]] = deque()
+    for line in lines:
+        turns = iter(list(line.all() if isinstance(line, Lane) else line))
+        for waiter in turns:
             yield waiter
-            turns.append(line)
+            begun.append(turns)
+            break
+    while begun:
+        turns = begun.popleft()
+        for waiter in turns:
+            yield waiter
+            begun.append(turns)
             break

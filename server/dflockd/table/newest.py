@@ -7,10 +7,7 @@ ages: a later one is larger, also after a restart and at the next server of a sh
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple, final
-
-if TYPE_CHECKING:
-    from dflockd.table.state import Group
+from typing import Final, NamedTuple, final
 
 OLDEST: Final = 1
 """The age of who brings one that was not given out here: nobody knows what it is newer than."""
@@ -32,16 +29,17 @@ class NewestRecord(NamedTuple):
 class Newest:
     """The newest that has asked for a key. It never changes: the next one replaces it."""
 
-    __slots__ = ("age", "group", "key", "label")
+    __slots__ = ("age", "here", "key", "label")
 
-    def __init__(self, group: Group, record: NewestRecord) -> None:
-        self.group = group
+    def __init__(self, here: dict[bytes, Newest], record: NewestRecord) -> None:
+        self.here = here
+        """Those of its partition, by their keys."""
         self.key, self.age, self.label = record
 
     @property
     def ended(self) -> bool:
         """Whether it is remembered no more."""
-        return self.group.newest.get(self.key) is not self
+        return self.here.get(self.key) is not self
 
     def kept(self) -> NewestRecord:
         """Return what is worth keeping."""
@@ -65,18 +63,18 @@ class NewestKeys:
         """Return of how many keys the newest is remembered."""
         return len(self._order)
 
-    def note(self, group: Group, record: NewestRecord) -> list[Newest]:
+    def note(self, here: dict[bytes, Newest], record: NewestRecord) -> list[Newest]:
         """Remember the newest of a key; return what has come and what has gone by that."""
-        changed = [Newest(group, record)]
-        former = group.newest.get(record.key)
+        changed = [Newest(here, record)]
+        former = here.get(record.key)
         if former is not None:
             del self._order[former]
             changed.append(former)
         elif len(self._order) >= self._most:
             oldest, _ = self._order.popitem(last=False)
-            del oldest.group.newest[oldest.key]
+            del oldest.here[oldest.key]
             changed.append(oldest)
-        group.newest[record.key] = changed[0]
+        here[record.key] = changed[0]
         self._order[changed[0]] = None
         return changed
 
@@ -84,8 +82,8 @@ class NewestKeys:
         """Note that somebody has asked for its key, older or of the same age."""
         self._order.move_to_end(newest)
 
-    def drop(self, group: Group) -> None:
-        """Forget those of a group that leaves."""
-        for newest in group.newest.values():
+    def drop(self, here: dict[bytes, Newest]) -> None:
+        """Forget those of a partition that leaves."""
+        for newest in here.values():
             del self._order[newest]
-        group.newest.clear()
+        here.clear()

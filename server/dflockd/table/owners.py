@@ -3,6 +3,8 @@
 An owner is one run of something that may be sent twice. A later attempt queues behind its
 predecessor. An earlier one, or the same again, is answered at once. Compared are attached holds of
 the key, and live waiters for it.
+
+Ages are noted here as well: of all who are in the queue, also of those who are away.
 """
 
 from __future__ import annotations
@@ -34,10 +36,21 @@ def add(entry: Entry, item: Item) -> None:
         entry.owners[item.owner.id] = [item]
     else:
         insort(items, item, key=_rank)
+    if item.owner.age and isinstance(item, Waiter):
+        add_age(entry, item)
+
+
+def add_age(entry: Entry, waiter: Waiter) -> None:
+    """Note that somebody in the queue of an entry has an age."""
+    if entry.aged is None:
+        entry.aged = {}
+    entry.aged[waiter] = None
 
 
 def discard(entry: Entry, item: Item) -> None:
-    """Take out a hold or a waiter that has an owner, if it was noted."""
+    """Take out a hold or a waiter that has an owner or an age, if it was noted."""
+    if entry.aged is not None and isinstance(item, Waiter):
+        entry.aged.pop(item, None)
     if item.owner is None or entry.owners is None:
         return
     items = entry.owners.get(item.owner.id)

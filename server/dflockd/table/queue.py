@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
-from typing import TYPE_CHECKING
 
-from dflockd.table.line import Line, Process, number_of
+from dflockd.table.line import Lines, Process, W, earlier, number_of, take_out
+from dflockd.table.rates import Rate
 from dflockd.table.states import EXPECTED, PASSED
-
-if TYPE_CHECKING:
-    from dflockd.table.rates import Rate
-    from dflockd.table.state import Peer, Waiter
-    from dflockd.wire import FairGroup
+from dflockd.wire import FairGroup
 
 
-class Queue(Line):
+class Queue(Lines[W]):
     """The waiters of a key, in order.
 
     Nothing here takes longer the more others wait. Nearly all stand in line. Those whose turn has
@@ -34,6 +30,7 @@ class Queue(Line):
         "listener",
         "passed",
         "pending",
+        "places",
         "processes",
         "rate",
         "told",
@@ -45,17 +42,19 @@ class Queue(Line):
         """Whether groups take turns; see `dflockd.table.grouped`."""
         self.processes: dict[Process, int] = {}
         """How many of each stand in line who have to be told of their turn; none is 0."""
-        self.expected: list[Waiter] = []
+        self.expected: list[W] = []
         """By number."""
-        self.told: list[Waiter] = []
+        self.told: list[W] = []
         """By number. Nobody else gets their slots, not even who is back from an earlier position."""
-        self.passed: list[Waiter] = []
+        self.passed: list[W] = []
         """By number."""
+        self.places = 0
+        """How many of those for whom a slot is held need a place of the rate."""
         self.away = 0
         """How many are away."""
         self.pending = False
         """Whether what is due here was more than fits a step, and goes on in another."""
-        self.listener: Waiter | None = None
+        self.listener: W | None = None
         """The holder that listens for somebody newer; not in the queue."""
         self.rate: Rate | None = None
         """How many of its runs may begin in a while, if they may not at any time."""
@@ -65,47 +64,59 @@ class Queue(Line):
         """When somebody here was last granted a slot."""
 
     def __len__(self) -> int:
-        return len(self.line) + len(self.returned) + self._others
+        rated = 0 if self.rated is None else self.rated.length
+        return self.length + rated + len(self.expected) + len(self.told) + len(self.passed)
 
     def __bool__(self) -> bool:
         # Compiled code does not go by the length.
         return len(self) > 0
 
-    def __iter__(self) -> Iterator[Waiter]:
-        others = [each for each in (self.expected, self.told, self.passed) if each]
-        line = self.all_rows()
-        return merge(line, *others, key=number_of) if others else line
+    def __iter__(self) -> Iterator[W]:
+        # Over copies: others may change the queue while somebody goes through it, a few at a time.
+        others = [each.copy() for each in (self.expected, self.told, self.passed) if each]
+        in_line = list(self.all())
+        return merge(in_line, *others, key=number_of) if others else iter(in_line)
 
-    @property
-    def _others(self) -> int:
-        """How many are not among those in line who can start at any time."""
-        called = sum(self.processes.values()) if self.processes else 0
-        return called + len(self.expected) + len(self.told) + len(self.passed)
-
-    def oldest(self) -> Waiter | None:
-        """Return who has waited longest: the first, for nobody overtakes."""
-        return next(iter(self), None)
+    def oldest(self) -> W | None:
+        """Return who has waited longest."""
+        first = self.foremost_of_all()
+        for others in (self.expected, self.told, self.passed):
+            first = earlier(first, others[0] if others else None)
+        return first
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer: not those who cannot start now."""
+        """How many go before a newcomer who needs no place of a rate: not those who cannot start."""
         ahead = len(self.line) + len(self.returned) + len(self.expected) + len(self.told)
-        return ahead + self._asking if self.processes else ahead
+        return ahead + self._asking(self.rows) if self.processes else ahead
 
     @property
-    def _asking(self) -> int:
-        """How many processes ask that have somebody in line."""
-        return sum(process.asking is not None for process in self.processes)
+    def rated_ahead(self) -> int:
+        """How many others go before one who does."""
+        if self.rated is None:
+            return 0
+        others = self._asking(self.processes) - self._asking(self.rows) if self.processes else 0
+        return self.rated.size + others
 
     @property
     def present(self) -> int:
         """How many are not away."""
         return len(self) - self.away
 
-    def first(self, free: int) -> Waiter | None:
-        """Return whose turn it is with so many free slots; those that are held are among them."""
+    @property
+    def has_plain(self) -> bool:
+        """Whether somebody in line needs no place of the rate."""
+        return self.length > 0
+
+    def first(self, free: int, *, has_place: bool) -> W | None:
+        """Return whose turn it is with so many free slots; those that are held are among them.
+
+        Args:
+            free: slots.
+            has_place: whether the rate has a place as well.
+        """
         free -= len(self.told)
-        waiter = self.next() if free > 0 else None
+        waiter = self.starter(has_place=has_place) if free > 0 else None
         return waiter if waiter is not None and free > self._held_before(waiter) else None
 
     def has_served(self, since: float, now: float) -> None:
@@ -114,67 +125,60 @@ class Queue(Line):
         self.gap = gap if self.gap < 0 else self.gap + (gap - self.gap) / 4
         self.last = now
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
-        self.enter(waiter)
+        self.of(waiter).enter(waiter)
         self._count(waiter)
 
-    def come_back(self, waiter: Waiter) -> None:
+    def come_back(self, waiter: W) -> None:
         """Let somebody in who has a position from before."""
-        self.go_back(waiter)
+        self.of(waiter).go_back(waiter)
         self._count(waiter)
 
-    def hand(self, waiter: Waiter, peer: Peer, turn: float | None) -> None:
-        """Let somebody in line be of another peer, which wants such a turn, or a grant."""
-        if waiter.turn is None and turn is None:
-            waiter.peer = peer
-            return
-        self._uncount(waiter)
-        self._hand_in(self, waiter, peer, turn)
-        self._count(waiter)
+    def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
+        """Let somebody in line be one who is told by another process, or needs a place, or neither."""
+        if waiter.process is not process or waiter.is_rated is not is_rated:
+            self._step_out(waiter)
+            waiter.process, waiter.is_rated = process, is_rated
+            self.come_back(waiter)
 
-    @staticmethod
-    def _hand_in(line: Line, waiter: Waiter, peer: Peer, turn: float | None) -> None:
-        line.leave(waiter)
-        waiter.peer, waiter.turn = peer, turn
-        line.go_back(waiter)
-
-    def _count(self, waiter: Waiter) -> None:
-        process = waiter.process
-        if process is not None:
-            self.processes[process] = self.processes.get(process, 0) + 1
-
-    def expect(self, waiter: Waiter) -> None:
+    def expect(self, waiter: W) -> None:
         """Hold a slot for somebody in line whose turn it is."""
         self.remove(waiter)
         self.away += waiter.is_away
         insort(self.expected if waiter.is_away else self.told, waiter, key=number_of)
+        self.places += waiter.is_rated
         waiter.state = EXPECTED
 
-    def let_pass(self, waiter: Waiter) -> None:
+    def let_pass(self, waiter: W) -> None:
         """Let others pass the waiter whose turn it is; one that is away leaves the queue."""
         self.remove(waiter)
         if not waiter.is_away:
             insort(self.passed, waiter, key=number_of)
         waiter.state = PASSED
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: W) -> None:
         """Take somebody out, who is still in the state in which they were here."""
         self.away -= waiter.is_away
-        aside = self._aside(waiter)
-        if aside is None:
-            self.leave(waiter)
-            self._uncount(waiter)
-        else:
-            del aside[bisect_left(aside, waiter.number, key=number_of)]
-
-    def _aside(self, waiter: Waiter) -> list[Waiter] | None:
-        """Return where somebody is who does not stand in line."""
         if waiter.state == EXPECTED:
-            return self.expected if waiter.is_away else self.told
-        return self.passed if waiter.state == PASSED else None
+            self.places -= waiter.is_rated
+            take_out(waiter, self.expected if waiter.is_away else self.told)
+        elif waiter.state == PASSED:
+            take_out(waiter, self.passed)
+        else:
+            self._step_out(waiter)
 
-    def _uncount(self, waiter: Waiter) -> None:
+    def _step_out(self, waiter: W) -> None:
+        """Take somebody out who stands in line."""
+        self.of(waiter).leave(waiter)
+        self._uncount(waiter)
+
+    def _count(self, waiter: W) -> None:
+        process = waiter.process
+        if process is not None:
+            self.processes[process] = self.processes.get(process, 0) + 1
+
+    def _uncount(self, waiter: W) -> None:
         process = waiter.process
         if process is None:
             return
@@ -183,11 +187,20 @@ class Queue(Line):
             self.processes[process] = left
         else:
             del self.processes[process]
-            process.starved.pop(waiter.entry, None)
+            self._forget(process, waiter)
+
+    def _forget(self, process: Process, waiter: W) -> None:
+        """Note that nobody of a process is in line any more, like a waiter that has been."""
+        process.starved.pop(waiter.place, None)
+
+    @staticmethod
+    def _asking(processes: Iterable[Process]) -> int:
+        """How many of them ask whose turn it is."""
+        return sum([process.asking is not None for process in processes])
 
     # Of groups, where there are any.
 
-    def use_turn(self, waiter: Waiter) -> None:
+    def use_turn(self, waiter: W) -> None:
         """Note that somebody who is the `first` one is given a slot."""
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
@@ -215,9 +228,9 @@ class Queue(Line):
         """Return how many slots a group may have by what was said of it last."""
         return group.limit
 
-    def in_turn(self, waiters: list[Waiter]) -> list[Waiter]:
+    def in_turn(self, waiters: list[W]) -> list[W]:
         """Return all waiters to hand over, by number, in the order of their turns."""
         return waiters
 
-    def _held_before(self, waiter: Waiter) -> int:
+    def _held_before(self, waiter: W) -> int:
         return bisect_left(self.expected, waiter.number, key=number_of)

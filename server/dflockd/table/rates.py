@@ -2,28 +2,42 @@
 
 A grant takes a *place* of the rate. The run says when it has begun, and one window later the place
 is free. If the run does not say so, its place is taken for longer, never for less.
+
+There can be a million of them, of keys that nobody uses for a day. So what rests for long is packed,
+several rates together: one with one run takes 200 bytes then, in memory and for the journal, not 1000.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import SPAN_STEP, Deadlines, Timed, rounded
-from dflockd.table.limits import Limits
+from dflockd.table.limits import STEP, Limits
 from dflockd.wire import Rate as Asked
 from dflockd.wire import Status
-
-if TYPE_CHECKING:
-    from dflockd.table.state import Change, Group
 
 BLOCK = 32
 """So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
 
 LATE = 0.0002
 """Seconds by which a place is checked after it is free, because times are not exact numbers."""
+
+
+MOST_OPEN = 10_000
+"""Rates of free keys that are not packed: a key that is used again and again costs no packing."""
+
+PACKED = 16
+"""Rates that are packed together at most..."""
+
+PACKED_BYTES = 800
+"""... in so many bytes: a record on disk is written anew for each that joins or leaves it."""
 
 
 class RateRecord(NamedTuple):
@@ -37,6 +51,36 @@ class RateRecord(NamedTuple):
     """Of the block: the later of one rate has the larger one."""
     times: tuple[float, ...]
     """When runs have begun, in order."""
+
+
+class PackedRecord(NamedTuple):
+    """What is kept of some rates that rest."""
+
+    number: int
+    """As of a `RateRecord`."""
+    names: tuple[bytes, ...]
+    """Of each one byte for its space, and its key."""
+    numbers: array[float]
+    """Of each how many may run in which window and how many have, then when these have begun."""
+
+
+class RateBook:
+    """The rates of one partition.
+
+    Args:
+        entries: those of the partition, by `Space` and key.
+    """
+
+    __slots__ = ("entries", "open", "packed", "since")
+
+    def __init__(self, entries: list[dict[bytes, Any]]) -> None:
+        self.entries = entries
+        self.open: dict[tuple[int, bytes], Rate] = {}
+        """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
+        self.packed: dict[bytes, PackedRates] = {}
+        """The same of free keys that have not been used for long, by the name there."""
+        self.since = -math.inf
+        """Runs may have begun before that nobody knows of here any more."""
 
 
 class RateBlock:
@@ -67,10 +111,20 @@ class Rate(Timed):
     due when somebody who waits can have a place, or else when it may be dropped.
     """
 
-    __slots__ = ("begun", "blocks", "group", "key", "pending", "runs", "space", "window")
+    __slots__ = (
+        "begun",
+        "blocks",
+        "book",
+        "key",
+        "over",
+        "pending",
+        "runs",
+        "space",
+        "window",
+    )
 
-    def __init__(self, group: Group, space: int, key: bytes, runs: int, window: float) -> None:
-        self.group = group
+    def __init__(self, book: RateBook, space: int, key: bytes, runs: int, window: float) -> None:
+        self.book = book
         self.space = space
         self.key = key
         self.runs = runs
@@ -81,25 +135,27 @@ class Rate(Timed):
         """The fences of those who may begin at any time: they have a hold, and have said nothing."""
         self.blocks: list[RateBlock] = []
         """Those of the last window, and the last one in any case."""
+        self.over = 0
+        """In so many of the first ones nothing counts any more."""
         self.begun = 0
         """How many are in them that count."""
 
     def free(self, now: float) -> int:
         """Return how many places are free. It is less than none after `runs` has become less."""
-        if now < self.group.rates_since + self.window:
+        if now < self.book.since + self.window:
             return 0
         self._forget(now)
         return self.runs - len(self.pending) - self.begun
 
     def next(self, now: float, more: int) -> float | None:
         """Return when more than so many places are free; ``None`` if somebody has to begin before."""
-        opens_at = self.group.rates_since + self.window
+        opens_at = self.book.since + self.window
         if now < opens_at:
             return opens_at
         over = len(self.pending) + self.begun + more - self.runs
         if over < 0:
             return now
-        for block in self.blocks:
+        for block in itertools.islice(self.blocks, self.over, None):
             count = len(block.times) - block.first
             if over < count:
                 return block.times[block.first + over] + self.window
@@ -113,15 +169,99 @@ class Rate(Timed):
         return [b.kept() for b in self.blocks if b is last or b.first < len(b.times)]
 
     def _forget(self, now: float) -> None:
-        """Let those be that have begun over a window ago."""
-        for block in self.blocks:
+        """Let those be that have begun over a window ago; of very many the last count for longer."""
+        window = self.window
+        for block in itertools.islice(self.blocks, self.over, self.over + STEP):
             times, first = block.times, block.first
-            while first < len(times) and times[first] + self.window <= now:
-                first += 1
-            self.begun -= first - block.first
-            block.first = first
-            if first < len(times):
+            block.first = bisect_right(times, now, first, key=lambda time: time + window)
+            self.begun -= block.first - first
+            if block.first < len(times) or block is self.blocks[-1]:
                 return
+            self.over += 1
+
+
+class PackedRates(Timed):
+    """Some rates of free keys, in few bytes. They leave together, when nothing of them counts."""
+
+    __slots__ = ("book", "ended", "kind", "names", "number", "numbers", "size")
+
+    def __init__(self, book: RateBook, number: int, kind: int) -> None:
+        self.book = book
+        self.kind = kind
+        """About how long their windows are, as a power of two."""
+        self.number = number
+        self.names: list[bytes] = []
+        """See `PackedRecord`..."""
+        self.numbers: array[float] = array("d")
+        """... for these as well."""
+        self.size = 0
+        """Bytes of all that."""
+        self.ended = False
+        """Whether it is of no more use."""
+
+    def kept(self) -> PackedRecord:
+        """Return what is worth keeping."""
+        return PackedRecord(self.number, tuple(self.names), self.numbers)
+
+    def add(self, name: bytes, runs: int, window: float, times: array[float]) -> None:
+        """Take in a rate."""
+        self.names.append(name)
+        self.numbers.extend((runs, window, len(times)))
+        self.numbers.extend(times)
+        self.size += packed_size(name, times)
+
+    def of(self, name: bytes) -> tuple[int, float, array[float]]:
+        """Return what there is to say of a rate: its runs and window, and when runs have begun."""
+        numbers, at = self.numbers, _starts(self.numbers)[self.names.index(name)]
+        return int(numbers[at]), numbers[at + 1], numbers[at + 3 : at + 3 + int(numbers[at + 2])]
+
+    def remove(self, name: bytes) -> None:
+        """Forget a rate."""
+        number = self.names.index(name)
+        at = _starts(self.numbers)[number]
+        times = self.numbers[at + 3 : at + 3 + int(self.numbers[at + 2])]
+        del self.names[number], self.numbers[at : at + 3 + len(times)]
+        self.size -= packed_size(name, times)
+
+
+def packed_size(name: bytes, times: array[float]) -> int:
+    """Return how many bytes a rate has among others."""
+    return len(name) + 8 * (4 + len(times))
+
+
+def _starts(numbers: array[float]) -> list[int]:
+    """Return where each of some packed rates begins."""
+    starts, at = [], 0
+    while at < len(numbers):
+        starts.append(at)
+        at += 3 + int(numbers[at + 2])
+    return starts
+
+
+def later(record: RateRecord | PackedRecord, by: float) -> RateRecord | PackedRecord:
+    """Return what is kept of rates whose windows have not gone on for so many seconds."""
+    if not by:
+        return record
+    if isinstance(record, RateRecord):
+        return record._replace(times=tuple(each + by for each in record.times))
+    numbers = array("d")
+    for at in _starts(record.numbers):
+        end = at + 3 + int(record.numbers[at + 2])
+        numbers.extend(record.numbers[at : at + 3])
+        numbers.extend([each + by for each in record.numbers[at + 3 : end]])
+    return record._replace(numbers=numbers)
+
+
+def unpacked(record: PackedRecord) -> Iterator[RateRecord]:
+    """Yield each of some rates that rest."""
+    numbers = record.numbers
+    for name, at in zip(record.names, _starts(numbers), strict=True):
+        times = tuple(numbers[at + 3 : at + 3 + int(numbers[at + 2])])
+        yield RateRecord(name[0], name[1:], int(numbers[at]), numbers[at + 1], record.number, times)
+
+
+def _packed_name(space: int, key: bytes) -> bytes:
+    return bytes((space,)) + key
 
 
 class Rates:
@@ -131,7 +271,7 @@ class Rates:
         deadlines: those of the table.
         counts: those of the table.
         limits: those of the table.
-        changes: those of the table; blocks that have changed or are gone join them.
+        note: is told of what has changed or is gone, if that is to be kept.
     """
 
     def __init__(
@@ -139,7 +279,7 @@ class Rates:
         deadlines: Deadlines,
         counts: Counts,
         limits: Limits,
-        changes: list[Change] | None,
+        note: Callable[[RateBlock | PackedRates], object] | None,
     ) -> None:
         self._deadlines = deadlines
         self._counts = counts
@@ -149,26 +289,63 @@ class Rates:
         """How many there are."""
         self.promised = 0
         """How many beginnings may have to be remembered: the sum of what all rates allow."""
-        self._changes = changes
+        self._append = note
+        self._open: OrderedDict[Rate, None] = OrderedDict()
+        """Those of free keys that are not packed; the one that was used longest ago first."""
+        self._packing: dict[tuple[RateBook, int], PackedRates] = {}
+        """Those to which others may be added, by their kind."""
+
+    # What there is.
+
+    def find(self, book: RateBook, space: int, key: bytes, now: float) -> Rate | None:
+        """Return the rate of a key that has one."""
+        rate = book.open.get((space, key))
+        if rate is None and book.packed:
+            packed = book.packed.get(_packed_name(space, key))
+            if packed is not None:
+                return self._unpack(packed, space, key, now)
+        return rate
+
+    def use(self, rate: Rate) -> None:
+        """Note that somebody holds or waits for the key of a rate."""
+        self._open.pop(rate, None)
+
+    def rest(self, rate: Rate) -> None:
+        """Note that nobody does any more."""
+        if rate.book.open.get((rate.space, rate.key)) is rate:  # its partition may leave
+            self._open[rate] = None
+
+    @staticmethod
+    def view(book: RateBook, space: int, key: bytes) -> Rate | None:
+        """Return the rate of a key to look at, and leave it where it is."""
+        rate = book.open.get((space, key))
+        packed = None if rate is not None else book.packed.get(_packed_name(space, key))
+        if packed is not None:
+            runs, window, times = packed.of(_packed_name(space, key))
+            rate = Rate(book, space, key, runs, window)
+            rate.blocks.append(RateBlock(rate, packed.number))
+            rate.blocks[0].times.extend(times)
+            rate.begun = len(times)
+        return rate
 
     # What is asked.
 
-    def refusal(self, group: Group, name: tuple[int, bytes], asked: Asked) -> Status | None:
+    def refusal(self, book: RateBook, name: tuple[int, bytes], asked: Asked) -> Status | None:
         """Return what to answer to who asks for such a rate of a key, if it may not be."""
         if asked.window > self._limits.max_rate_window * 1000:
             return Status.RATE_WINDOW
-        known = group.rates.get(name)
+        known = book.open.get(name)  # not packed, as long as its entry is there
         more = asked.runs if known is None else asked.runs - known.runs
         if more > 0 and self.promised + more > self._limits.max_rate_runs:
             self._counts.full += 1
             return Status.MAX_RATES
         return None
 
-    def name(self, group: Group, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
+    def name(self, book: RateBook, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
         """Return the rate of a key, which from now on is what was asked last."""
-        rate = group.rates.get(name)
+        rate = book.open.get(name)
         if rate is None:
-            return self._add(group, name, asked.runs, asked.window / 1000, now)
+            return self._add(book, name, asked.runs, asked.window / 1000, now)
         self.change(rate, asked.runs, asked.window / 1000, now)
         return rate
 
@@ -182,13 +359,16 @@ class Rates:
             self._deadlines.reset(rate, LATE, now)
 
     def _add(
-        self, group: Group, name: tuple[int, bytes], runs: int, window: float, now: float
+        self, book: RateBook, name: tuple[int, bytes], runs: int, window: float, now: float
     ) -> Rate:
-        rate = group.rates[name] = Rate(group, *name, runs, window)
+        rate = book.open[name] = Rate(book, *name, runs, window)
         self.size += 1
         self.promised += runs
         self._deadlines.set(rate, rounded(window), now)
         self._note(self._block(rate))
+        while len(self._open) > MOST_OPEN:
+            oldest, _ = self._open.popitem(last=False)
+            self._pack(oldest, now)
         return rate
 
     # What happens.
@@ -229,8 +409,12 @@ class Rates:
             now: the time.
             is_used: whether anybody waits for its key.
         """
-        is_open = now >= rate.group.rates_since + rate.window
-        if is_open and rate.free(now) == rate.runs and not is_used:
+        is_open = now >= rate.book.since + rate.window
+        free = rate.free(now)
+        if self._shed(rate):
+            self._deadlines.set(rate, LATE, now)
+            return False
+        if is_open and free == rate.runs and not is_used:
             self._drop(rate)
             return True
         last = rate.blocks[-1].times
@@ -239,27 +423,33 @@ class Rates:
         return False
 
     def _drop(self, rate: Rate) -> None:
-        del rate.group.rates[rate.space, rate.key]
+        del rate.book.open[rate.space, rate.key]
+        self._open.pop(rate, None)
         self.size -= 1
         self.promised -= rate.runs
         for block in rate.blocks:
             self._end(block)
 
-    def leave(self, group: Group) -> None:
-        """Forget those of a group that leaves."""
-        for rate in group.rates.values():
+    def leave(self, book: RateBook) -> None:
+        """Forget those of a book that leaves."""
+        for rate in book.open.values():
             self._deadlines.clear(rate)
+            self._open.pop(rate, None)
             self.size -= 1
             self.promised -= rate.runs
+        book.open.clear()
+        for packed in dict.fromkeys(book.packed.values()):
+            self._deadlines.clear(packed)
+            self.drop(packed)
 
     # What outlives the table.
 
-    def restore(self, group: Group, record: RateRecord, now: float) -> None:
+    def restore(self, book: RateBook, record: RateRecord, now: float) -> None:
         """Take in a block of a rate; those of one rate come in their order."""
         name = record.space, record.key
-        rate = group.rates.get(name)
+        rate = self.find(book, *name, now)
         if rate is None:
-            rate = self._add(group, name, record.runs, record.window, now)
+            rate = self._add(book, name, record.runs, record.window, now)
         else:
             self.change(rate, record.runs, record.window, now)
         if rate.blocks[-1].times:
@@ -268,6 +458,92 @@ class Rates:
         block.times.extend(record.times)
         rate.begun += len(record.times)
         self._note(block)
+        if record.key not in book.entries[record.space]:
+            self.rest(rate)
+
+    def restore_packed(self, book: RateBook, record: PackedRecord, now: float) -> None:
+        """Take in some rates that rested."""
+        names, rates = record.names, book.open
+        if not book.packed.keys().isdisjoint(names) or (
+            rates and any((name[0], name[1:]) in rates for name in names)
+        ):
+            for each in unpacked(record):
+                self.restore(book, each, now)
+            return
+        packed = PackedRates(book, next(self._numbers), 0)
+        packed.names.extend(names)
+        packed.numbers = record.numbers
+        packed.size = PACKED_BYTES
+        until, at, numbers = now, 0, packed.numbers
+        while at < len(numbers):
+            self.promised += int(numbers[at])
+            window = numbers[at + 1]
+            at += 3 + int(numbers[at + 2])
+            until = max(until, numbers[at - 1] + window)
+        self.size += len(names)
+        book.packed.update(dict.fromkeys(names, packed))
+        self._deadlines.set(packed, rounded(until - now), now)
+        self._note(packed)
+
+    @staticmethod
+    def packed(book: RateBook) -> Iterator[RateRecord]:
+        """Yield those of a book that are packed."""
+        for packed in dict.fromkeys(book.packed.values()):
+            yield from unpacked(packed.kept())
+
+    # Packed.
+
+    def _pack(self, rate: Rate, now: float) -> None:
+        """Put a rate to others that rest, if it is not too large for that."""
+        book, [block, *more] = rate.book, rate.blocks
+        rate.free(now)
+        name, times = _packed_name(rate.space, rate.key), block.times[block.first :]
+        size = packed_size(name, times)
+        if more or size > PACKED_BYTES:
+            return
+        self._deadlines.clear(rate)
+        del book.open[rate.space, rate.key]
+        self._end(block)
+        kind = math.frexp(rate.window)[1]
+        packed = self._packing.get((book, kind))
+        if packed is None or packed.size + size > PACKED_BYTES or len(packed.names) >= PACKED:
+            packed = self._packing[book, kind] = PackedRates(book, next(self._numbers), kind)
+        last = (times[-1] if times else now) + rate.window
+        if not packed.names:
+            self._deadlines.set(packed, rounded(last - now), now)
+        elif packed.deadline < last:
+            self._deadlines.reset(packed, rounded(last - now), now)
+        packed.add(name, rate.runs, rate.window, times)
+        book.packed[name] = packed
+        self._note(packed)
+
+    def _unpack(self, packed: PackedRates, space: int, key: bytes, now: float) -> Rate:
+        book, name = packed.book, _packed_name(space, key)
+        runs, window, times = packed.of(name)
+        packed.remove(name)
+        del book.packed[name]
+        self.size -= 1
+        self.promised -= runs
+        if packed.names:
+            self._note(packed)
+        else:
+            self._deadlines.clear(packed)
+            self.drop(packed)
+        rate = self._add(book, (space, key), runs, window, now)
+        rate.blocks[-1].times.extend(times)
+        rate.begun = len(times)
+        return rate
+
+    def drop(self, packed: PackedRates) -> None:
+        """Forget rates of which nothing counts any more; their deadline is not set any more."""
+        for name, at in zip(packed.names, _starts(packed.numbers), strict=True):
+            del packed.book.packed[name]
+            self.size -= 1
+            self.promised -= int(packed.numbers[at])
+        if self._packing.get((packed.book, packed.kind)) is packed:
+            del self._packing[packed.book, packed.kind]
+        packed.ended = True
+        self._note(packed)
 
     # Blocks.
 
@@ -278,16 +554,22 @@ class Rates:
 
     def _renewed(self, rate: Rate) -> RateBlock:
         """Return an empty block, and drop those in which nothing counts any more."""
-        over = [block for block in rate.blocks if block.first == len(block.times)]
-        for block in over:
-            rate.blocks.remove(block)
-            self._end(block)
+        self._shed(rate)
         return self._block(rate)
+
+    def _shed(self, rate: Rate) -> bool:
+        """Drop blocks in which nothing counts any more, or some of them; say whether there were any."""
+        over = rate.blocks[: min(rate.over, STEP)]
+        del rate.blocks[: len(over)]
+        rate.over -= len(over)
+        for block in over:
+            self._end(block)
+        return bool(over)
 
     def _end(self, block: RateBlock) -> None:
         block.ended = True
         self._note(block)
 
-    def _note(self, block: RateBlock) -> None:
-        if self._changes is not None:
-            self._changes.append(block)
+    def _note(self, what: RateBlock | PackedRates) -> None:
+        if self._append is not None:
+            self._append(what)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, final
 
 from dflockd.table.rates import Rate
-from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.wire import UNLIMITED, Space
 
 STEP: Final = 16
@@ -71,7 +71,7 @@ class Listing:
 
 
 def stats(
-    groups: Iterable[Group], size: int, said: dict[str, object], most: int = MAX_LISTED
+    partitions: Iterable[Partition], size: int, said: dict[str, object], most: int = MAX_LISTED
 ) -> Listing:
     """Return who holds what, in the form that published clients check.
 
@@ -79,10 +79,10 @@ def stats(
     """
     entries: list[Entry] = []
     most = min(size, most)
-    for group in groups:
+    for partition in partitions:
         if len(entries) >= most:
             break
-        for space in group.spaces:
+        for space in partition.spaces:
             if space:
                 entries += itertools.islice(space.values(), most - len(entries))
     # Entries are dropped as soon as they are idle, so there is nothing to list there.
@@ -202,7 +202,7 @@ def newer(hold: Hold) -> dict[str, object]:
     age = hold.owner.age if hold.owner is not None else 0
     if not age:
         return {}
-    newest = hold.entry.group.newest.get(hold.entry.key)
+    newest = hold.entry.partition.newest.get(hold.entry.key)
     is_newest = newest is None or newest.age <= age
     return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
+from dflockd.table.line import Reservation
 from dflockd.table.queue import Queue
-from dflockd.table.state import Entry, Group, Peer, Reservation, Waiter
+from dflockd.table.state import NOBODY, Entry, Partition, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED, WAITING
 
 RESERVED_LATE = 60.0
 """Seconds for which a position is kept after somebody was expected back: workers can be busy."""
 
 MAX_RESERVED = 100_000
-"""Positions that are kept at once: neither `Limits.max_locks` nor `Limits.max_waiters` bounds them."""
+"""Positions that are kept at once, for all connections and keys: 75 MB."""
 
 
 class Reservations:
@@ -28,37 +29,45 @@ class Reservations:
     Args:
         deadlines: those of the table.
         counts: those of the table.
+        most: positions that are kept of one connection, and in the queue of one key.
     """
 
-    def __init__(self, deadlines: Deadlines, counts: Counts) -> None:
+    def __init__(self, deadlines: Deadlines, counts: Counts, most: int) -> None:
         self._deadlines = deadlines
         self._counts = counts
+        self._most = most
         self._size = 0
 
     def __len__(self) -> int:
         """Return how many positions are kept for somebody who is away."""
         return self._size
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more positions are kept."""
-        return self._size >= MAX_RESERVED
+    def has_room(self, waiter: Waiter) -> bool:
+        """Whether one more position can be kept for that connection, at that key."""
+        is_full = self._size >= MAX_RESERVED or waiter.peer.kept >= self._most
+        return not is_full and waiter.entry.queue().away < self._most
 
     # Away, or with a turn.
 
     def reserve(self, waiter: Waiter, ticket: bytes, reservation: Reservation, now: float) -> None:
         """Keep the position of a waiter in the queue whose peer leaves it."""
         owners.discard(waiter.entry, waiter)
-        queue = waiter.entry.queue()
         waiter.away_age, waiter.owner = waiter.age, None
-        queue.hand(waiter, Peer(0), None)
+        if waiter.away_age:
+            owners.add_age(waiter.entry, waiter)
+        if waiter.peer is not NOBODY:
+            waiter.maker, waiter.peer = waiter.peer, NOBODY
+            waiter.maker.kept += 1
         waiter.two_phase = False
         waiter.reserve = None
+        waiter.turn = None
         waiter.ticket = ticket
+        queue = waiter.entry.queue()
+        queue.change(waiter, None, is_rated=waiter.is_rated)
         waiter.reservation = reservation
         waiter.state = RESERVED
         queue.away += 1
-        waiter.entry.group.reserved[ticket] = waiter
+        waiter.entry.partition.reserved[ticket] = waiter
         self._size += 1
         self._deadlines.set(waiter, rounded(reservation.until - now), now)
 
@@ -66,8 +75,8 @@ class Reservations:
     def name(waiter: Waiter) -> None:
         """See to it that the position of a waiter who wants a turn can be taken up."""
         entry = waiter.entry
-        waiter.ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
-        entry.group.reserved[waiter.ticket] = waiter
+        waiter.ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
+        entry.partition.reserved[waiter.ticket] = waiter
 
     def tell(self, waiter: Waiter, turn: float, now: float) -> None:
         """Hold a slot for a waiter whose turn it is, for this number of seconds."""
@@ -79,9 +88,9 @@ class Reservations:
     # Back again.
 
     @staticmethod
-    def find(group: Group, space: int, key: bytes, ticket: bytes) -> Waiter | None:
+    def find(partition: Partition, space: int, key: bytes, ticket: bytes) -> Waiter | None:
         """Return the waiter of that ticket, if it is one of this key, even if others have passed it."""
-        waiter = group.reserved.get(ticket)
+        waiter = partition.reserved.get(ticket)
         if waiter is None or (waiter.entry.space, waiter.entry.key) != (space, key):
             return None
         return waiter
@@ -96,47 +105,37 @@ class Reservations:
         # Among groups nobody else could have it: the turn of that of somebody who was away is over.
         has_slot = waiter.state == EXPECTED and (queue.is_grouped or not waiter.is_away)
         if waiter.is_away:
-            self._size -= 1
-            del entry.group.reserved[waiter.ticket]
-        if waiter.state == EXPECTED or waiter.is_away:
+            del entry.partition.reserved[waiter.ticket]
+            self._is_kept_no_more(waiter)
+            owners.discard(waiter.entry, waiter)  # its age
+        if waiter.is_away or waiter.state == EXPECTED:
             self._deadlines.clear(waiter)
         if waiter.state == RESERVED:
             queue.away -= 1
-        elif waiter.state == PASSED and waiter.is_away:
-            queue.come_back(waiter)  # it had left the queue
         elif waiter.state in (EXPECTED, PASSED):
             queue.come_back(waiter)  # before it is removed: its group is not to be forgotten
-            queue.remove(waiter)
+            if not waiter.is_away or waiter.state == EXPECTED:
+                queue.remove(waiter)
         waiter.reservation = None
         waiter.away_age = 0
         waiter.state = QUEUED
         waiter.entry = entry  # not the same, if nobody was here meanwhile
         return has_slot
 
-    # Whose turn it is.
+    # Whose turn has come.
 
-    def next(self, queue: Queue, free: int, now: float, steps: int) -> Waiter | None:
-        """Return the waiter that gets one of these free slots, if any does.
-
-        For a waiter that is away, a slot is held for a while. If that is over, or not worth it, the
-        next one goes first. After `steps` of these, the answer is the one to look at next, which
-        may be `RESERVED`.
-        """
-        for _ in range(steps):
-            waiter = queue.first(free)
-            if waiter is None or waiter.state != RESERVED:
-                return waiter
-            reservation = waiter.reservation
-            assert reservation is not None
-            if reservation.is_worth_holding(now):
-                queue.use_turn(waiter)
-                queue.expect(waiter)
-                end = min(reservation.due + reservation.hold, reservation.until)
-                self._deadlines.reset(waiter, rounded(end - now), now)
-            else:
-                queue.let_pass(waiter)
-                owners.discard(waiter.entry, waiter)
-        return queue.first(free)
+    def hold_or_pass(self, queue: Queue[Waiter], waiter: Waiter, now: float) -> None:
+        """Hold a slot for the first one, who is away; if that is not worth it, the next goes first."""
+        reservation = waiter.reservation
+        assert reservation is not None
+        if reservation.is_worth_holding(now):
+            queue.use_turn(waiter)
+            queue.expect(waiter)
+            end = min(reservation.due + reservation.hold, reservation.until)
+            self._deadlines.reset(waiter, rounded(end - now), now)
+        else:
+            queue.let_pass(waiter)
+            owners.discard(waiter.entry, waiter)
 
     def pass_on(self, waiter: Waiter, now: float) -> bool:
         """Stop holding a slot for a waiter; say whether somebody may have a turn with that.
@@ -169,9 +168,9 @@ class Reservations:
         if is_queued:
             entry.queue().remove(waiter)
             owners.discard(entry, waiter)
-        del entry.group.reserved[waiter.ticket]
+        del entry.partition.reserved[waiter.ticket]
         waiter.state = GONE
-        self._size -= 1
+        self._is_kept_no_more(waiter)
         self._counts.gave_up += 1
         self._counts.forgotten += 1
         return is_queued
@@ -183,11 +182,17 @@ class Reservations:
             self._deadlines.set(waiter, rounded(waiter.reservation.until - now), now)
 
     def drop(self, reserved: dict[bytes, Waiter]) -> None:
-        """Forget who is away of a group that leaves. Those in a queue are still to leave that."""
+        """Forget who is away of a partition that leaves. Those in a queue are still to leave that."""
         for waiter in reserved.values():
             if waiter.is_away:
-                self._size -= 1
+                self._is_kept_no_more(waiter)
                 self._deadlines.clear(waiter)
                 if waiter.state == PASSED:
                     waiter.state = GONE
                     self._counts.gave_up += 1
+
+    def _is_kept_no_more(self, waiter: Waiter) -> None:
+        self._size -= 1
+        if waiter.maker is not None:
+            waiter.maker.kept -= 1
+            waiter.maker = None

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
-from dflockd.table import owners
+from dflockd.table import owners, recovery, superseding
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import STEP, Limits
-from dflockd.table.line import Process
-from dflockd.table.locking import Answer
+from dflockd.table.limits import Limits
+from dflockd.table.line import Process, Reservation
 from dflockd.table.newest import NewestRecord
 from dflockd.table.queue import Queue
 from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
+from dflockd.table.requests import Answer
 from dflockd.table.reservations import RESERVED_LATE
-from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
+from dflockd.table.slots import Effect, answer_asking
+from dflockd.table.state import (
+    NOBODY,
+    Entry,
+    HoldRecord,
+    Left,
+    Partition,
+    Peer,
+    Serving,
+    Waiter,
+)
 from dflockd.table.states import EXPECTED, GONE
 from dflockd.table.table import LockTable
 from dflockd.wire import (
@@ -91,7 +98,7 @@ class Snapshot(NamedTuple):
     rates: Sequence[RateRecord] = ()
     """The blocks of one rate in their order."""
     rates_since: float = -math.inf
-    """See `Group.rates_since`."""
+    """See `Partition.rates_since`."""
 
     @property
     def is_empty(self) -> bool:
@@ -115,29 +122,27 @@ class ShardTable(LockTable):
     def __init__(
         self, limits: Limits, issuer: TokenIssuer, directory: Directory, *, stretch: float = 1
     ) -> None:
-        super().__init__(limits, issuer)
+        super().__init__(limits, issuer, stretch=stretch)
         self.about = {"mode": "cluster"}
         self._is_whole = False
-        self._stretch = stretch
-        self.groups: dict[int, Group] = {}
+        self.partitions: dict[int, Partition] = {}
         """What is here, by shard."""
         self._directory = directory
-        self._serves_until = -math.inf
+        self._serving = Serving()
         self._lapsed = LAPSED
         """What to answer after that."""
-        self._withheld: dict[Entry, None] = {}
-        """Where grants are due that could not be given at the time."""
 
     # Shards.
 
     def serve_until(self, until: float, now: float) -> list[Effect]:
         """Grant and renew until then: nobody else will have these shards before."""
-        lapsed, self._serves_until = now >= self._serves_until, max(self._serves_until, until)
+        serving = self._serving
+        lapsed, serving.until = now >= serving.until, max(serving.until, until)
         return self._give_withheld(now) if lapsed else []
 
     def lapse(self) -> None:
         """Grant and renew no more, whatever was said before."""
-        self._serves_until = -math.inf
+        self._serving.until = -math.inf
         self._lapsed = CLOSED
 
     def open(
@@ -158,10 +163,12 @@ class ShardTable(LockTable):
             recovers_until: see `LockTable.recover`.
             rates_since: runs may have begun before that of which nothing was handed over.
         """
-        group = self.groups[shard] = Group(self._issuer.beginning(fence))
-        group.opens_at = opens_at
-        group.recovers_until = recovers_until
-        group.rates_since = rates_since
+        partition = self.partitions[shard] = Partition(
+            self.slots.issuer.beginning(fence), self._serving
+        )
+        partition.opens_at = opens_at
+        partition.recovers_until = recovers_until
+        partition.rates.since = rates_since
 
     def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
         """Take in what another server had of the shard: all leases begin anew.
@@ -169,47 +176,48 @@ class ShardTable(LockTable):
         Their holders may have renewed in the last moment before. The holds belong to nobody until
         they are renewed.
         """
-        group = self.groups[shard]
-        group.rates_since = max(group.rates_since, snapshot.rates_since)
+        partition = self.partitions[shard]
+        partition.rates.since = max(partition.rates.since, snapshot.rates_since)
         for rate in snapshot.rates:
-            self.rates.restore(group, rate, now)
+            self.rates.restore(partition.rates, rate, now)
         for kept in latest(snapshot.holds):
-            self._restore(group, kept, kept.lease, now)
+            recovery.restore_hold(self.slots, partition, kept, kept.lease, now)
         for newest in snapshot.newest:
-            self._remember(group, newest)
+            superseding.remember(self.slots, partition, newest)
         for record in snapshot.waiters:
-            entry = group.spaces[record.space].get(record.key)
+            entry = partition.spaces[record.space].get(record.key)
             if entry is None:
-                entry = self._add(group, record.space, record.key, record.limit)
-            is_rated = (record.space, record.key) in group.rates
-            waiter = self._join(
-                *(entry, Peer(0), record.lease, record.since, None, record.label, record.group),
+                entry = self.slots.add(partition, record.space, record.key, record.limit, now)
+            is_rated = (record.space, record.key) in partition.rates.open
+            waiter = self.slots.join(
+                *(entry, NOBODY, record.lease, record.since, None, record.label, record.group),
                 two_phase=False,
                 is_rated=is_rated,
             )
             entry.limit = record.limit  # as the latest request has said
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
-            self._reservations.reserve(waiter, record.ticket, reservation, now)
+            self.slots.reservations.reserve(waiter, record.ticket, reservation, now)
             if record.owner:
                 # Not away on purpose: it waits, though its connection is elsewhere.
                 waiter.owner = Owner(record.owner, record.attempt, record.age)
                 owners.add(entry, waiter)
-        for entry in [entry for entry in _entries(group) if entry.waiters]:
-            self._promote(entry, now, [])  # grants nothing: no waiter is connected yet
+        for entry in [entry for entry in _entries(partition) if entry.waiters]:
+            self.slots.promote(entry, now, [])  # grants nothing: no waiter is connected yet
 
     def freeze(self, shard: int, now: float) -> Snapshot:
         """Stop serving a shard for now, and return what there is to hand over."""
-        group = self.groups[shard]
-        group.frozen = True
-        newest = [newest.kept() for newest in group.newest.values()]
-        rates = [block for rate in group.rates.values() for block in rate.kept(now)]
-        counts = now < group.rates_since + self.limits.max_rate_window
-        since = group.rates_since if counts else -math.inf
+        partition = self.partitions[shard]
+        partition.frozen = True
+        newest = [newest.kept() for newest in partition.newest.values()]
+        rates = [block for rate in partition.rates.open.values() for block in rate.kept(now)]
+        rates += self.rates.packed(partition.rates)
+        counts = now < partition.rates.since + self.limits.max_rate_window
+        since = partition.rates.since if counts else -math.inf
         snapshot = Snapshot([], [], newest, rates, since)
         # Also those that others have passed, and which are in no queue.
-        waiters = dict.fromkeys(group.reserved.values())
-        for entry in _entries(group):
+        waiters = dict.fromkeys(partition.reserved.values())
+        for entry in _entries(partition):
             for hold in entry.holds.values():
                 if hold.told:
                     snapshot.holds.append(hold.kept())
@@ -217,12 +225,12 @@ class ShardTable(LockTable):
                     # Nobody knows of this grant: its waiter is still ahead of all others.
                     waiters[hold.waiter] = None
             waiters.update(dict.fromkeys(entry.waiters or ()))
-        for waiter in _in_turn(group, waiters):
+        for waiter in _in_turn(partition, waiters):
             entry, reservation, owner = waiter.entry, waiter.reservation, waiter.owner
             if waiter.is_told:
                 reservation = _as_reserved(waiter, now)
             elif reservation is None and waiter.turn is None:
-                waiter.ticket = group.issuer.ticket(entry.space, entry.key)
+                waiter.ticket = partition.issuer.ticket(entry.space, entry.key)
             snapshot.waiters.append(
                 WaiterRecord(
                     entry.space,
@@ -241,7 +249,7 @@ class ShardTable(LockTable):
 
     def thaw(self, shard: int, now: float) -> list[Effect]:
         """Go on serving a shard that was frozen."""
-        self.groups[shard].frozen = False
+        self.partitions[shard].frozen = False
         return self._give_withheld(now)
 
     def send_away(self) -> list[Effect]:
@@ -250,15 +258,14 @@ class ShardTable(LockTable):
         An enqueued waiter keeps its position, and may come back.
         """
         effects: list[Effect] = []
-        for peer in self._peers.values():
+        for peer in self.connections.peers.values():
             waiting = peer.waiting
             if isinstance(waiting, Process):
-                waiting.asking = peer.waiting = None
-                effects.append((peer.id, self._lapsed))
+                answer_asking(waiting, self._lapsed, effects)
             elif waiting is not None and waiting.two_phase:
-                self._unblock(waiting, self._lapsed, effects)
+                self.slots.unblock(waiting, self._lapsed, effects)
             elif waiting is not None:
-                self._leave(waiting)
+                self.slots.leave(waiting)
                 effects.append((peer.id, self._lapsed))
         return effects
 
@@ -270,32 +277,32 @@ class ShardTable(LockTable):
         """
         effects: list[Effect] = []
         peers: dict[int, Peer] = {}
-        group = self.groups.pop(shard)
-        self._reservations.drop(group.reserved)
-        self.newest.drop(group)
-        self.rates.leave(group)
-        for entry in list(_entries(group)):
+        partition = self.partitions.pop(shard)
+        self.slots.reservations.drop(partition.reserved)
+        self.newest.drop(partition.newest)
+        self.rates.leave(partition.rates)
+        for entry in list(_entries(partition)):
             self.counts.dropped += len(entry.holds)
-            self._refer_listener(entry, reply, effects)
+            superseding.refer_listener(self.slots, entry, reply, effects)
             for hold in list(entry.holds.values()):
                 self.deadlines.clear(hold)
                 if hold.peer is not None:
                     del hold.peer.holds[hold]
                     peers[hold.peer.id] = hold.peer
                 if hold.waiter is not None:
-                    self._forget_waiter(hold.waiter)
+                    self.slots.forget_waiter(hold.waiter)
                     hold.waiter.state = GONE
                     left = Left(hold.waiter.ticket, hold.waiter.turn)
                     hold.waiter.peer.left[entry.space, entry.key] = left
             for waiter in list(entry.waiters or ()):
                 peer, is_blocked = waiter.peer, waiter.peer.waiting is waiter
-                self._leave(waiter)
+                self.slots.leave(waiter)
                 if is_blocked:
                     effects.append((peer.id, _naming(reply, waiter.ticket)))
                 elif waiter.two_phase:
                     peer.left[entry.space, entry.key] = Left(waiter.ticket, waiter.turn)
-            if entry.key in entry.group.spaces[entry.space]:
-                self._remove(entry)
+            if entry.key in entry.partition.spaces[entry.space]:
+                self.slots.remove(entry)
         idle = {
             number
             for number, peer in peers.items()
@@ -305,61 +312,48 @@ class ShardTable(LockTable):
 
     def status(self, now: float) -> str:
         """Return whether it may grant locks; a single shard may recover all the same."""
-        if now >= self._serves_until:
+        if now >= self._serving.until:
             return self._lapsed.status.decode()
-        waits = [group.recovers_until for group in self.groups.values()]
+        waits = [each.recovers_until for each in self.partitions.values()]
         recovers = bool(waits) and all(until is not None and now < until for until in waits)
         return "recovering" if recovers else "serving"
 
-    def each_group(self) -> Iterable[Group]:
+    def each_partition(self) -> Iterable[Partition]:
         """Return all that is in the table."""
-        return self.groups.values()
+        return self.partitions.values()
 
     # What the table asks itself.
 
-    def _group_of(self, key: bytes) -> Group | Refusal:
+    def locate(self, key: bytes) -> Partition | Refusal:
+        """Return the partition that a key is in, or what to answer if that is not here."""
         shard = self._directory.shard_of(key)
-        group = self.groups.get(shard)
-        if group is None:
+        partition = self.partitions.get(shard)
+        if partition is None:
             return self._directory.refer(shard)
-        return FROZEN if group.frozen else group
+        return FROZEN if partition.frozen else partition
 
-    def _serving(self, key: bytes, now: float) -> Group | Refusal:
-        group = self._group_of(key)
-        is_here = group is FROZEN or isinstance(group, Group)
-        if is_here and now >= self._serves_until:
+    def serving(self, key: bytes, now: float) -> Partition | Refusal:
+        """Return the partition that a key is in, if it may be granted and renewed there now."""
+        partition = self.locate(key)
+        is_here = partition is FROZEN or isinstance(partition, Partition)
+        if is_here and now >= self._serving.until:
             return self._lapsed
-        if isinstance(group, Group) and group.opens_at is not None:
-            if now < group.opens_at:
-                return Recovering(math.ceil((group.opens_at - now) * 1000))
-            group.opens_at = None
-        return group
-
-    def _remove(self, entry: Entry) -> None:
-        self._withheld.pop(entry, None)
-        super()._remove(entry)
-
-    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        if entry.group.frozen or now >= self._serves_until:
-            self._withheld[entry] = None
-        else:
-            super()._promote(entry, now, effects)
+        if isinstance(partition, Partition) and partition.opens_at is not None:
+            if now < partition.opens_at:
+                return Recovering(math.ceil((partition.opens_at - now) * 1000))
+            partition.opens_at = None
+        return partition
 
     def _give_withheld(self, now: float) -> list[Effect]:
         """Give what is due by now; what cannot be given yet stays withheld."""
         effects: list[Effect] = []
-        job = partial(self._give_some, deque(self._withheld))
-        if not job(now, effects):
-            self._later(job, now)
+        self.slots.in_steps(list(self.slots.withheld), self._give, now, effects)
         return effects
 
-    def _give_some(self, withheld: deque[Entry], now: float, effects: list[Effect]) -> bool:
-        for _ in range(min(len(withheld), STEP)):
-            entry = withheld.popleft()
-            if entry in self._withheld:
-                del self._withheld[entry]
-                self._promote(entry, now, effects)
-        return not withheld
+    def _give(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        if entry in self.slots.withheld:
+            del self.slots.withheld[entry]
+            self.slots.promote(entry, now, effects)
 
     def wait(
         self,
@@ -373,25 +367,26 @@ class ShardTable(LockTable):
         """Have the slot, or wait for it; a position may have come back here without its peer."""
         name = (space, key)
         if name in peer.enqueued:
-            serving = self._serving(key, now)
-            if not isinstance(serving, Group):
+            serving = self.serving(key, now)
+            if not isinstance(serving, Partition):
                 return serving
         elif not key_problem(key):
-            group = self._group_of(key)
-            if isinstance(group, Recovering):
-                return group
+            partition = self.locate(key)
+            if isinstance(partition, Recovering):
+                return partition
             left = peer.left.pop(name, Left(b"", None))
-            if not isinstance(group, Group):
-                return _naming(group, left.ticket)
-            self._return(group, left, peer, name, now, effects)
+            if not isinstance(partition, Partition):
+                return _naming(partition, left.ticket)
+            self._return(partition, left, peer, name, now, effects)
         return super().wait(peer, space, key, asked, now, effects)
 
-    def _shards(self, _peer: Peer, request: Shards, now: float, _effects: list[Effect]) -> Reply:
+    def shards(self, request: Shards, now: float) -> Reply:
+        """Return which server has which shard."""
         return self._directory.report(now).answer(request)
 
     def _return(
         self,
-        group: Group,
+        partition: Partition,
         left: Left,
         peer: Peer,
         name: tuple[int, bytes],
@@ -399,18 +394,18 @@ class ShardTable(LockTable):
         effects: list[Effect],
     ) -> None:
         """Let a peer go on with the position that it had here, if its shard has been elsewhere."""
-        waiter = group.reserved.get(left.ticket)
+        waiter = partition.reserved.get(left.ticket)
         if waiter is None:
             return
         space, key = name
-        entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
-        self._reservations.come_back(waiter, entry)
-        entry.queue().hand(waiter, peer, left.turn)
+        entry = partition.spaces[space].get(key) or self.slots.add(
+            partition, space, key, waiter.entry.limit, now
+        )
+        self.slots.reservations.come_back(waiter, entry)
         waiter.two_phase = True
-        if left.turn is not None:
-            self._reservations.name(waiter)
+        self.slots.hand(waiter, peer, left.turn, is_rated=waiter.is_rated)
         peer.enqueued[name] = waiter
-        self._promote(entry, now, effects)
+        self.slots.promote(entry, now, effects)
 
 
 def _as_reserved(waiter: Waiter, now: float) -> Reservation:
@@ -423,12 +418,12 @@ def _naming(reply: Refusal, ticket: bytes) -> Refusal:
     return reply._replace(ticket=ticket) if isinstance(reply, Moved) else reply
 
 
-def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
-    """Return all of a group of keys: those of each key in the order in which to let them in."""
-    of_groups: dict[Queue, list[Waiter]] = {}
+def _in_turn(partition: Partition, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
+    """Return all of a partition of keys: those of each key in the order in which to let them in."""
+    of_groups: dict[Queue[Waiter], list[Waiter]] = {}
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         # Another one than when they came, if nobody was here meanwhile.
-        entry = group.spaces[waiter.entry.space].get(waiter.entry.key)
+        entry = partition.spaces[waiter.entry.space].get(waiter.entry.key)
         queue = None if entry is None else entry.waiters
         if queue is not None and queue.is_grouped:
             of_groups.setdefault(queue, []).append(waiter)
@@ -440,8 +435,10 @@ def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
 
 def _group_of(waiter: Waiter) -> FairGroup | None:
     group, queue = waiter.group, waiter.entry.waiters
-    return group if group is None or queue is None else FairGroup(group.name, queue.limit_of(group))
+    if group is None or queue is None:
+        return group
+    return FairGroup(group.name, queue.limit_of(group))
 
 
-def _entries(group: Group) -> Iterable[Entry]:
-    return (entry for space in group.spaces for entry in space.values())
+def _entries(partition: Partition) -> Iterable[Entry]:
+    return (entry for space in partition.spaces for entry in space.values())

@@ -6,21 +6,22 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hmac import compare_digest
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
-from dflockd.table.line import Process
+from dflockd.table.line import Process, Reservation
+from dflockd.table.newest import NewestKeys
 from dflockd.table.queue import Queue
-from dflockd.table.rates import Rate, Rates
+from dflockd.table.rates import PackedRates, Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
-from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
+from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import GONE, LISTENING, QUEUED, RESERVED, UNTOLD, WAITING
 from dflockd.wire import (
     FairGroup,
@@ -31,6 +32,7 @@ from dflockd.wire import (
     Reply,
     Space,
     Status,
+    Superseded,
     TimedOut,
     YourTurn,
 )
@@ -40,6 +42,8 @@ Effect: TypeAlias = tuple[int, Reply]
 
 Job: TypeAlias = Callable[[float, list[Effect]], bool]
 """Does a part of something at that time, and says whether that was the last."""
+
+T = TypeVar("T")
 
 
 class Slots:
@@ -57,91 +61,90 @@ class Slots:
         deadlines: what falls due by itself.
         rates: how many runs may begin in a while.
         backlog: what was more than fits a step, first come, first served: there are more to come.
-        draining: whether nothing is granted any more; see `LockTable.drain`.
+        newest: the newest of keys.
     """
 
-    _stretch: float = 1
-    """How many times as long as they are said to be leases are here."""
-
-    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
+    def __init__(
+        self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False, stretch: float = 1
+    ) -> None:
         self.limits = limits
+        self.stretch = stretch
+        """How many times as long as they are said to be leases are here."""
         self.counts = Counts()
         self.changes: list[Change] | None = [] if kept else None
-        self._issuer = issuer
-        self._group = Group(issuer)
-        self._is_whole = True
-        """Whether all keys are in that group, whatever the time."""
-        self._size = 0
-        self._arrivals = itertools.count()
+        self.issuer = issuer
+        self.size = 0
+        self.arrivals = itertools.count()
         self.deadlines = Deadlines()
-        self.draining = False
-        self._reservations = Reservations(self.deadlines, self.counts)
-        self._max_holds = limits.max_holds or sys.maxsize
-        self.rates = Rates(self.deadlines, self.counts, limits, self.changes)
-        self._keeps_holds = False
-        self._processes: dict[bytes, Process] = {}
-        """Of all connections that have said which they are, by instance."""
+        self.max_holds = limits.max_holds or sys.maxsize
+        self.reservations = Reservations(self.deadlines, self.counts, self.max_holds)
+        note = None if self.changes is None else self.changes.append
+        self.rates = Rates(self.deadlines, self.counts, limits, note)
+        self.newest = NewestKeys()
+        self.withheld: dict[Entry, None] = {}
+        """Where grants are due that could not be given at the time."""
         self.backlog: deque[Job] = deque()
-        self._behind = 0.0
+        self.behind = 0.0
         """Since when there is something in it."""
 
     # What is where.
 
-    def _entry(
+    def entry_of(
         self,
-        group: Group | Refusal,
+        partition: Partition | Refusal,
         space: int,
         key: bytes,
         limit: int,
         now: float,
         effects: list[Effect],
     ) -> Entry | Refusal:
-        """Return the entry of a group that somebody wants a slot of, new if it has to be.
+        """Return the entry of a partition that somebody wants a slot of, new if it has to be.
 
         How many may hold a lock is what the latest request says. A semaphore has its limit from who
         asked for it first.
         """
-        if not isinstance(group, Group):
-            return group
-        if group.recovers_until is not None:
-            if now < group.recovers_until:
-                return Recovering(math.ceil((group.recovers_until - now) * 1000))
-            group.end_recovery()
-        entry = group.spaces[space].get(key)
+        if not isinstance(partition, Partition):
+            return partition
+        if partition.recovers_until is not None:
+            if now < partition.recovers_until:
+                return Recovering(math.ceil((partition.recovers_until - now) * 1000))
+            partition.end_recovery()
+        entry = partition.spaces[space].get(key)
         if entry is None:
-            if self._size >= self.limits.max_locks:
+            if self.size >= self.limits.max_locks:
                 self.counts.full += 1
                 return Status.MAX_LOCKS
-            return self._add(group, space, key, limit)
+            return self.add(partition, space, key, limit, now)
         if entry.limit != limit:
             if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
                 return Status.LIMIT_MISMATCH
             is_more, entry.limit = limit > entry.limit, limit
             if is_more and entry.waiters:
                 # Ahead of who asks, and the entry may end with that.
-                self._promote(entry, now, effects)
-                if not self._is_here(entry):
-                    return self._add(group, space, key, limit)
+                self.promote(entry, now, effects)
+                if not self.is_here(entry):
+                    return self.add(partition, space, key, limit, now)
         return entry
 
-    def _group_of(self, key: bytes) -> Group | Refusal:
-        """Return the group that a key is in, or what to answer if that is not here."""
-        return self._group
-
-    def _serving(self, key: bytes, now: float) -> Group | Refusal:
-        """Return the group that a key is in, if it may be granted and renewed there now."""
-        return self._group_of(key)
-
-    def _add(self, group: Group, space: int, key: bytes, limit: int) -> Entry:
-        self._size += 1
-        entry = group.spaces[space][key] = Entry(group, space, key, limit)
-        if group.rates and (rate := group.rates.get((space, key))) is not None:
-            entry.queue().rate = rate
+    def add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
+        """Return a new entry for a key that is free."""
+        self.size += 1
+        entry = partition.spaces[space][key] = Entry(partition, space, key, limit)
+        if partition.rates.open or partition.rates.packed:
+            rate = self.rates.find(partition.rates, space, key, now)
+            if rate is not None:
+                self.rates.use(rate)
+                entry.queue().rate = rate
         return entry
 
-    def _remove(self, entry: Entry) -> None:
-        self._size -= 1
-        del entry.group.spaces[entry.space][entry.key]
+    def remove(self, entry: Entry) -> None:
+        """Forget an entry where nobody is any more."""
+        self.size -= 1
+        if self.withheld:
+            self.withheld.pop(entry, None)
+        if entry.waiters is not None and entry.waiters.rate is not None:
+            self.rates.rest(entry.waiters.rate)
+        del entry.partition.spaces[entry.space][entry.key]
 
     # Holds.
 
@@ -149,7 +152,7 @@ class Slots:
         lease = self.limits.default_lease if asked is None else asked
         return lease if lease <= self.limits.max_lease else None
 
-    def _grant(
+    def grant(
         self,
         entry: Entry,
         peer: Peer,
@@ -159,13 +162,14 @@ class Slots:
         now: float,
         rate: Rate | None = None,
     ) -> Hold:
-        issuer, limit = entry.group.issuer, entry.limit
+        """Give a free slot of an entry to somebody."""
+        issuer, limit = entry.partition.issuer, entry.limit
         token = issuer.issue(entry.space, entry.key, is_sole=limit == 1)
         fence = issuer.fence
         hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
         entry.holds[fence] = hold
         peer.holds[hold] = None
-        self.deadlines.set(hold, lease * self._stretch, now)
+        self.deadlines.set(hold, lease * self.stretch, now)
         self.counts.granted += 1
         if rate is not None:
             rate.pending.add(fence)
@@ -173,23 +177,26 @@ class Slots:
             owners.add(entry, hold)
         return hold
 
-    def _extend(self, hold: Hold, span: float, now: float) -> None:
-        self.deadlines.reset(hold, span * self._stretch, now)
-        self._note(hold)
+    def extend(self, hold: Hold, span: float, now: float) -> None:
+        """Let a lease begin anew."""
+        self.deadlines.reset(hold, span * self.stretch, now)
+        self.note(hold)
 
-    def _give_place_back(self, hold: Hold) -> None:
+    def give_place_back(self, hold: Hold) -> None:
         """Note that a run will not begin, if it has not."""
         queue = hold.entry.waiters
         if queue is not None and queue.rate is not None:
             self.rates.give_back(queue.rate, hold.fence)
 
-    def _note(self, hold: Hold) -> None:
+    def note(self, hold: Hold) -> None:
+        """Have a change of a hold kept."""
         if self.changes is not None and hold.told:
             self.changes.append(hold)
 
     @staticmethod
-    def _find(group: Group, space: int, key: bytes, token: bytes) -> Hold | None:
-        entry = group.spaces[space].get(key)
+    def find(partition: Partition, space: int, key: bytes, token: bytes) -> Hold | None:
+        """Return the hold of a token, if it is here."""
+        entry = partition.spaces[space].get(key)
         if entry is None:
             return None
         holds = entry.holds
@@ -202,7 +209,7 @@ class Slots:
             return None
         return found if found is not None and compare_digest(found.token, token) else None
 
-    def _free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+    def free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold, and give its slot to the next."""
         if hold.chain is not None:
             self.deadlines.clear(hold)
@@ -210,17 +217,17 @@ class Slots:
         del entry.holds[hold.fence]
         self.counts.held.add(now - hold.since)
         if self.changes is not None:
-            self._note(hold)
-        if entry.group.recovers_until is not None:
-            entry.group.doubted.discard(hold)
+            self.note(hold)
+        if entry.partition.recovers_until is not None:
+            entry.partition.doubted.discard(hold)
             name = entry.space, entry.key
-            entry.group.remember_end(name, hold.fence, is_sole=hold.is_sole)
+            entry.partition.remember_end(name, hold.fence, is_sole=hold.is_sole)
         if hold.owner is not None:
             owners.discard(entry, hold)
         if hold.peer is not None:
             del hold.peer.holds[hold]
         if hold.waiter is not None:
-            self._forget_waiter(hold.waiter)
+            self.forget_waiter(hold.waiter)
             hold.waiter.state = GONE
             hold.waiter = None  # which refers to it
         queue = entry.waiters
@@ -228,7 +235,7 @@ class Slots:
             if queue.is_grouped:
                 queue.end(hold.fence)
             if queue.listener is not None:
-                self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
+                self.answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
             if queue.rate is not None:
                 # A run that has not said when it began may have begun until now.
                 if hold.told:
@@ -236,18 +243,19 @@ class Slots:
                 else:
                     self.rates.give_back(queue.rate, hold.fence)
             if queue.line or queue:
-                self._promote(entry, now, effects)
+                self.promote(entry, now, effects)
                 return
         if not entry.holds:
-            self._remove(entry)
+            self.remove(entry)
 
     # The queue.
 
-    def _is_full(self, entry: Entry) -> bool:
+    def is_full(self, entry: Entry) -> bool:
+        """Whether as many wait as may."""
         most = self.limits.max_waiters
         return most > 0 and entry.waiters is not None and entry.waiters.present >= most
 
-    def _join(
+    def join(
         self,
         entry: Entry,
         peer: Peer,
@@ -261,20 +269,24 @@ class Slots:
         is_rated: bool = False,
         turn: float | None = None,
     ) -> Waiter:
+        """Let somebody stand in line."""
         waiter = Waiter(
-            *(entry, peer, next(self._arrivals), lease, now),
+            *(entry, peer, next(self.arrivals), lease, now),
             two_phase=two_phase,
             owner=owner,
             label=label,
             group=group,
         )
-        waiter.turn = turn
         queue = entry.waiters
         if group is not None:
             queue = entry.grouped()
         elif queue is None:
             queue = entry.queue()
-        if queue.is_grouped or turn is not None:
+        waiter.is_rated = is_rated
+        if turn is not None:
+            waiter.turn, waiter.process = turn, peer.process
+            self.reservations.name(waiter)
+        if queue.is_grouped or is_rated or turn is not None:
             queue.join(waiter)
         else:
             queue.line[waiter] = None
@@ -282,11 +294,11 @@ class Slots:
             owners.add(entry, waiter)
         self.counts.queued += 1
         if queue.rate is not None:
-            waiter.is_rated = is_rated
-            self._wake(queue, queue.rate, now)
+            self.wake(queue, queue.rate, now)
         return waiter
 
-    def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
+    def block(self, waiter: Waiter, timeout: int, now: float) -> None:
+        """Let a waiter wait for so many seconds, which end nothing while it is its turn."""
         waiter.peer.waiting = waiter
         waiter.peer.granted = None
         waiter.until = now + timeout
@@ -294,7 +306,15 @@ class Slots:
             waiter.state = WAITING
             self.deadlines.set(waiter, timeout, now)
 
-    def _unblock(self, waiter: Waiter, reply: Reply, effects: list[Effect]) -> None:
+    def hand(self, waiter: Waiter, peer: Peer, turn: float | None, *, is_rated: bool) -> None:
+        """Let a waiter in line be of another peer, which wants such a turn, or a grant."""
+        waiter.peer, waiter.turn = peer, turn
+        process = peer.process if turn is not None else None
+        waiter.entry.queue().change(waiter, process, is_rated=is_rated)
+        if turn is not None:
+            self.reservations.name(waiter)
+
+    def unblock(self, waiter: Waiter, reply: Reply, effects: list[Effect]) -> None:
         """Answer the connection that is blocked on a position, if one is; that stays."""
         peer = waiter.peer
         if peer.waiting is waiter:
@@ -304,178 +324,149 @@ class Slots:
             peer.waiting = None
             effects.append((peer.id, reply))
 
-    def _end_wait(self, waiter: Waiter, now: float) -> Reply:
+    def end_wait(self, waiter: Waiter, now: float, effects: list[Effect]) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
 
         The waiter's deadline is not set any more. No position is kept for longer than any lease may
         last.
         """
+        wanted_turn = waiter.turn is not None
+        reply = self._end_wait(waiter, now)
+        if wanted_turn and self.is_here(waiter.entry):
+            # A slot may be free that it could have had, and is not held for good.
+            self.promote(waiter.entry, now, effects)
+        return reply
+
+    def _end_wait(self, waiter: Waiter, now: float) -> Reply:
         most = self.limits.max_lease * 1000
-        if waiter.reserve is None or max(waiter.reserve) > most or self._reservations.is_full:
-            self.counts.timed_out += 1
-            self._give_up(waiter)
-            return Status.TIMEOUT
         reserve = waiter.reserve
+        if reserve is None or max(reserve) > most or not self.reservations.has_room(waiter):
+            self.counts.timed_out += 1
+            self.give_up(waiter)
+            return Status.TIMEOUT
         if waiter.state == WAITING:
             waiter.peer.waiting = None
         if waiter.two_phase:  # else its peer may have enqueued as well
-            self._forget_waiter(waiter)
+            self.forget_waiter(waiter)
         # The next server of its shard may know it by the ticket that it has already.
         entry = waiter.entry
-        ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
+        ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
         due = now + reserve.away / 1000
         reservation = Reservation(due, reserve.hold / 1000, due + RESERVED_LATE)
-        self._reservations.reserve(waiter, ticket, reservation, now)
+        self.reservations.reserve(waiter, ticket, reservation, now)
         self.counts.kept += 1
         return TimedOut(ticket)
 
-    def _look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        """Go on where a wait for a turn is over: its slot may be free, and is not held for good."""
-        if self._is_here(waiter.entry):
-            self._promote(waiter.entry, now, effects)
-
-    def _leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
         if waiter.state == LISTENING:
-            self._listen_no_more(waiter)
+            self.listen_no_more(waiter)
             return
         if waiter.state == WAITING:
             self.deadlines.clear(waiter)
         elif waiter.is_told:
-            self._reservations.come_back(waiter, waiter.entry)
-        self._give_up(waiter)
+            self.reservations.come_back(waiter, waiter.entry)
+        self.give_up(waiter)
 
-    def _give_up(self, waiter: Waiter) -> None:
+    def give_up(self, waiter: Waiter) -> None:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
         entry.queue().remove(waiter)
         if waiter.turn is not None:
-            del entry.group.reserved[waiter.ticket]
-        if waiter.owner is not None:
+            del entry.partition.reserved[waiter.ticket]
+        if waiter.owner is not None or waiter.away_age:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
-            self._remove(entry)
+            self.remove(entry)
         if waiter.peer.waiting is waiter:
             waiter.peer.waiting = None
         if waiter.two_phase:
-            self._forget_waiter(waiter)
+            self.forget_waiter(waiter)
         waiter.state = GONE
 
     @staticmethod
-    def _listen_no_more(waiter: Waiter) -> None:
+    def listen_no_more(waiter: Waiter) -> None:
         """Let who holds a lock not wait any more to hear that somebody newer wants it."""
         waiter.entry.queue().listener = waiter.peer.waiting = None
         waiter.state = GONE
 
-    def _answer_listener(self, waiter: Waiter, answer: Reply, effects: list[Effect]) -> None:
-        self._listen_no_more(waiter)
+    @staticmethod
+    def newer_than(waiter: Waiter) -> Superseded | None:
+        """Return what to tell somebody who has an age, if a newer one has come."""
+        newest = waiter.entry.partition.newest.get(waiter.entry.key)
+        if newest is None or not 0 < waiter.age < newest.age:
+            return None
+        return Superseded(newest.age, newest.label)
+
+    def oust(self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]) -> None:
+        """Send a waiter away, which is of an entry whatever it was left at: a newer one has come."""
+        self.counts.ousted += 1
+        if waiter.peer.waiting is waiter:
+            effects.append((waiter.peer.id, answer))
+        if waiter.is_away:
+            self.reservations.come_back(waiter, entry)
+        self.leave(waiter)
+
+    def answer_listener(self, waiter: Waiter, answer: Reply, effects: list[Effect]) -> None:
+        """Answer who listens, and let it not wait any more."""
+        self.listen_no_more(waiter)
         effects.append((waiter.peer.id, answer))
 
-    def _forget_waiter(self, waiter: Waiter) -> None:
+    def forget_waiter(self, waiter: Waiter) -> None:
+        """Let its peer have it no more."""
         waiter.peer.enqueued.pop((waiter.entry.space, waiter.entry.key), None)
 
-    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+    def promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served, or tell them of their turn."""
-        queue, most = entry.queue(), min(entry.limit, self._max_holds)
+        if entry.partition.withholds(now):
+            self.withheld[entry] = None
+            return
+        queue, most = entry.queue(), min(entry.limit, self.max_holds)
         # Many slots can become free in one step: all of that together is not to be too much for it.
         line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
-        free = 0
         for _ in range(steps):
             free = most - len(entry.holds)
-            if rate is not None:
-                free = min(free, rate.free(now))
-            if queue.away or queue.returned or queue.told or queue.processes or queue.is_grouped:
-                found = self._reservations.next(queue, free, now, steps)
+            is_simple = not (queue.away or queue.returned or queue.told or queue.processes)
+            if rate is not None or queue.is_grouped or not is_simple:
+                has_place = rate is None or rate.free(now) > queue.places
+                found = queue.first(free, has_place=has_place)
                 if found is None:
-                    break
-                if found.state == RESERVED:
-                    self._go_on_later(entry, queue, now)
                     break
                 waiter = found
             elif free > 0 and line:
                 waiter = next(iter(line))
             else:
                 break
-            peer = waiter.peer
-            if peer.ended:
-                self._give_up(waiter)
+            if waiter.state == RESERVED:
+                self.reservations.hold_or_pass(queue, waiter, now)
+            elif waiter.peer.ended:
+                self.give_up(waiter)
+            elif entry.aged and (newer := self.newer_than(waiter)) is not None:
+                self.oust(waiter, entry, newer, effects)
             else:
                 if queue.is_grouped:
                     queue.use_turn(waiter)
-                self._serve(queue, waiter, now, effects)
+                self.serve(queue, waiter, now, effects)
         else:
-            self._go_on_later(entry, queue, now)
+            self.go_on_later(entry, queue, now)
         if rate is not None and queue:
-            self._wake(queue, rate, now)
-        if queue.processes and free > len(queue.told):
+            self.wake(queue, rate, now)
+        if queue.processes:
+            self._note_starved(entry, queue, most - len(entry.holds), now)
+        if not (entry.holds or queue) and self.is_here(entry):
+            self.remove(entry)
+
+    @staticmethod
+    def _note_starved(entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:
+        """Note which processes do not ask while a slot is free that they could have."""
+        has_place = queue.rate is None or queue.rate.free(now) > queue.places
+        if free > len(queue.told) and (has_place or queue.has_plain):
             for process in queue.processes:
                 if process.asking is None:
                     process.starved[entry] = None
-        if not (entry.holds or queue) and self._is_here(entry):
-            self._remove(entry)
 
-    def _wake(self, queue: Queue, rate: Rate, now: float) -> None:
-        """See to it that a waiter gets the next place."""
-        self.rates.wake(rate, len(queue.told) + len(queue.expected), now)
-
-    def _go_on_with(
-        self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]
-    ) -> None:
-        """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
-        entry, queue = waiter.entry, waiter.entry.queue()
-        taken = len(entry.holds) + len(queue.told)
-        has_place = queue.rate is None or queue.rate.free(now) > len(queue.told)
-        is_open = has_place and taken < min(entry.limit, self._max_holds)
-        if has_slot and is_open and waiter.can_start:
-            self._serve(queue, waiter, now, effects)
-        self._promote(entry, now, effects)
-
-    def _serve(self, queue: Queue, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        """Grant a waiter of a queue its slot, or tell it of its turn if it wants that."""
-        if waiter.turn is not None:
-            self._tell(waiter, waiter.turn, now, effects)
-            return
-        entry, peer = waiter.entry, waiter.peer
-        rate = queue.rate if waiter.is_rated else None
-        if waiter.owner is not None:
-            owners.discard(entry, waiter)
-        hold = self._grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
-        if waiter in queue.line:  # as nearly all are, of no process
-            del queue.line[waiter]
-        else:
-            if queue.is_grouped:  # before it is removed: its group is not to be forgotten
-                queue.begin(hold.fence, waiter.group)
-            queue.remove(waiter)
-        self.counts.waited.add(now - waiter.since)
-        queue.has_served(waiter.since, now)
-        if waiter.state == WAITING:
-            self.deadlines.clear(waiter)
-            peer.waiting = None
-            peer.granted = hold
-            if waiter.two_phase:
-                self._forget_waiter(waiter)
-            waiter.state = GONE
-            self._note(hold)
-            effects.append((peer.id, Granted(hold.token, waiter.lease)))
-        else:
-            waiter.state = UNTOLD
-            hold.told = False
-            waiter.hold = hold
-            hold.waiter = waiter
-
-    def _tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
-        """Hold a slot for a waiter in line, and tell its process, which asks whose turn it is."""
-        process = waiter.process
-        assert process is not None
-        peer = process.asking
-        assert peer is not None
-        self._reservations.tell(waiter, turn, now)
-        process.asking = peer.waiting = None
-        peer.told = waiter
-        effects.append((peer.id, YourTurn(waiter.ticket)))
-
-    def _find_turn(self, process: Process, now: float, effects: list[Effect]) -> None:
+    def find_turn(self, process: Process, now: float, effects: list[Effect]) -> None:
         """Tell a process that asks of a turn that is there already, if one is.
 
         Where it could have had one longest is looked at first. A key that has more for it comes last
@@ -485,65 +476,135 @@ class Slots:
             if process.asking is None:
                 return
             entry, _ = process.starved.popitem(last=False)
-            if self._is_here(entry):
-                self._promote(entry, now, effects)
+            self.promote(entry, now, effects)
         if process.asking is not None and process.starved:
-            self._later(partial(self._go_on_finding, process), now)
+            self.later(partial(self._go_on_finding, process), now)
 
     def _go_on_finding(self, process: Process, now: float, effects: list[Effect]) -> bool:
-        self._find_turn(process, now, effects)
+        self.find_turn(process, now, effects)
         return True
 
-    def _go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
+    def pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Let others have the slot that is held for somebody; who was told is in line again."""
+        if self.reservations.pass_on(waiter, now):
+            self.promote(waiter.entry, now, effects)
+
+    def wake(self, queue: Queue[Waiter], rate: Rate, now: float) -> None:
+        """See to it that a waiter gets the next place."""
+        self.rates.wake(rate, queue.places, now)
+
+    def go_on_with(self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]) -> None:
+        """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
+        entry, queue = waiter.entry, waiter.entry.queue()
+        taken = len(entry.holds) + len(queue.told)
+        rate = queue.rate if waiter.is_rated else None
+        has_place = rate is None or rate.free(now) > queue.places
+        is_open = has_place and taken < min(entry.limit, self.max_holds)
+        if has_slot and is_open and waiter.can_start:
+            self.serve(queue, waiter, now, effects)
+        self.promote(entry, now, effects)
+
+    def serve(
+        self, queue: Queue[Waiter], waiter: Waiter, now: float, effects: list[Effect]
+    ) -> None:
+        """Grant a waiter of a queue its slot, or tell it of its turn if it wants that."""
+        if waiter.turn is not None:
+            self.tell(waiter, waiter.turn, now, effects)
+            return
+        entry, peer = waiter.entry, waiter.peer
+        rate = queue.rate if waiter.is_rated else None
+        if waiter.owner is not None:
+            owners.discard(entry, waiter)
+        hold = self.grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
+        if queue.is_grouped:  # before it is removed: its partition is not to be forgotten
+            queue.begin(hold.fence, waiter.group)
+            queue.remove(waiter)
+        elif waiter in queue.line:
+            del queue.line[waiter]
+        else:
+            queue.remove(waiter)
+        self.counts.waited.add(now - waiter.since)
+        queue.has_served(waiter.since, now)
+        if waiter.state == WAITING:
+            self.deadlines.clear(waiter)
+            peer.waiting = None
+            peer.granted = hold
+            if waiter.two_phase:
+                self.forget_waiter(waiter)
+            waiter.state = GONE
+            self.note(hold)
+            effects.append((peer.id, Granted(hold.token, waiter.lease)))
+        else:
+            waiter.state = UNTOLD
+            hold.told = False
+            waiter.hold = hold
+            hold.waiter = waiter
+
+    def tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
+        """Hold a slot for a waiter in line, and tell its process, which asks whose turn it is."""
+        process = waiter.process
+        assert process is not None
+        asking: Peer = process.asking
+        self.reservations.tell(waiter, turn, now)
+        asking.told = waiter
+        answer_asking(process, YourTurn(waiter.ticket), effects)
+
+    def go_on_later(self, entry: Entry, queue: Queue[Waiter], now: float) -> None:
+        """Go on with an entry in another step."""
         if not queue.pending:
             queue.pending = True
-            self._later(partial(self._go_on, entry), now)
+            self.later(partial(self.go_on, entry), now)
 
-    def _go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+    def go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+        """Go on with an entry."""
         entry.queue().pending = False
-        if self._is_here(entry):
-            self._promote(entry, now, effects)
+        if self.is_here(entry):
+            self.promote(entry, now, effects)
         return True
 
     @staticmethod
-    def _is_here(entry: Entry) -> bool:
-        return entry.group.spaces[entry.space].get(entry.key) is entry
+    def is_here(entry: Entry) -> bool:
+        """Whether an entry is in the table."""
+        return entry.partition.spaces[entry.space].get(entry.key) is entry
 
     # Time.
 
-    def _expire(self, now: float, effects: list[Effect]) -> None:
+    def expire(self, now: float, effects: list[Effect]) -> None:
         """Let what is due take effect, but no more of it than fits a step."""
         for _ in range(STEP):
             item = self.deadlines.pop(now)
             if item is None:
                 return
             if isinstance(item, Hold):
-                self._lapse(item, now, effects)
+                self.lapse(item, now, effects)
             elif isinstance(item, Waiter):
-                self._time_out(item, now, effects)
+                self.time_out(item, now, effects)
             elif isinstance(item, Rate):
-                self._next_place(item, now, effects)
+                self.next_place(item, now, effects)
+            elif isinstance(item, PackedRates):
+                self.rates.drop(item)
 
-    def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+    def lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold that is due."""
         if hold.detached:
             self.counts.lapsed += 1
         else:
             self.counts.expired += 1
-        self._free(hold, now, effects)
+        self.free(hold, now, effects)
 
-    def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+    def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """End a wait that is due."""
         if waiter.state == WAITING:
-            peer, can_start = waiter.peer, waiter.turn is None
-            effects.append((peer.id, self._end_wait(waiter, now)))
-            if not can_start:
-                self._look_after(waiter, now, effects)
-        elif self._reservations.expire(waiter, now):
-            self._promote(waiter.entry, now, effects)
+            peer = waiter.peer
+            at = len(effects)
+            reply = self.end_wait(waiter, now, effects)
+            effects.insert(at, (peer.id, reply))  # ahead of what follows from it
+        elif self.reservations.expire(waiter, now):
+            self.promote(waiter.entry, now, effects)
 
-    def _next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
+    def next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
         """Give the free places to waiters, or forget the rate."""
-        entry = rate.group.spaces[rate.space].get(rate.key)
+        entry: Entry | None = rate.book.entries[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
         is_over = self.rates.look_again(rate, now, is_used=queue is not None and bool(queue))
         if entry is None or queue is None:
@@ -551,15 +612,49 @@ class Slots:
         if is_over:
             queue.rate = None
         if queue:
-            self._promote(entry, now, effects)
+            self.promote(entry, now, effects)
 
-    def _later(self, job: Job, now: float) -> None:
+    def later(self, job: Job, now: float) -> None:
         """Have something go on with the next steps."""
         self.backlog.append(job)
-        self._behind = now
+        self.behind = now
 
-    def _catch_up(self, now: float, effects: list[Effect]) -> None:
+    def in_steps(
+        self,
+        items: Iterable[T],
+        work: Callable[[T, float, list[Effect]], None],
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        """Do something with each of many, as many of them now as fit a step."""
+        job = partial(some, iter(items), work)
+        if not job(now, effects):
+            self.later(job, now)
+
+    def catch_up(self, now: float, effects: list[Effect]) -> None:
         """Go on with what was more than fits a step."""
         job = self.backlog.popleft()
         if not job(now, effects):
             self.backlog.append(job)
+
+
+def answer_asking(process: Process, reply: Reply, effects: list[Effect]) -> None:
+    """Answer a process that asks whose turn it is, if it does."""
+    peer: Peer | None = process.asking
+    if peer is not None:
+        process.asking = peer.waiting = None
+        effects.append((peer.id, reply))
+
+
+def some(
+    items: Iterator[T],
+    work: Callable[[T, float, list[Effect]], None],
+    now: float,
+    effects: list[Effect],
+) -> bool:
+    """Do something with the next few of many; say whether these were the last."""
+    for number, item in enumerate(items, 1):
+        work(item, now, effects)
+        if number >= STEP:
+            return False
+    return True

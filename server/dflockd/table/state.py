@@ -8,16 +8,25 @@ from typing import NamedTuple, TypeAlias
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.line import Process
+from dflockd.table.line import Position, Process, Reservation
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
-from dflockd.table.rates import Rate, RateBlock
+from dflockd.table.rates import PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
 
 
-class Group:
-    """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
+class Serving:
+    """Until when a server may grant and renew: nobody else does so before."""
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until = -math.inf
+
+
+class Partition:
+    """A part of the table that can be looked at, moved or dropped as a whole: all of it, or a shard."""
 
     __slots__ = (
         "doubted",
@@ -28,13 +37,15 @@ class Group:
         "newest",
         "opens_at",
         "rates",
-        "rates_since",
         "recovers_until",
         "reserved",
+        "serving",
         "spaces",
     )
 
-    def __init__(self, issuer: TokenIssuer) -> None:
+    def __init__(self, issuer: TokenIssuer, serving: Serving | None = None) -> None:
+        self.serving = serving
+        """Until when it is this server's; always without."""
         self.issuer = issuer
         """What counts its fences."""
         self.frozen = False
@@ -45,10 +56,7 @@ class Group:
         """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
         """Positions that can be resumed, of waiters that are away or want a turn; by ticket."""
-        self.rates: dict[tuple[int, bytes], Rate] = {}
-        """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
-        self.rates_since = -math.inf
-        """Runs may have begun before that nobody knows of here any more."""
+        self.rates = RateBook(self.spaces)
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
         self.doubted: set[Hold] = set()
@@ -60,6 +68,10 @@ class Group:
 
         self.newest: dict[bytes, Newest] = {}
         """The newest that has asked for a lock, of those with an age; see `superseding`."""
+
+    def withholds(self, now: float) -> bool:
+        """Whether no grant can be given, for another server may have it soon, or has it already."""
+        return self.frozen or (self.serving is not None and now >= self.serving.until)
 
     def remember_end(self, name: tuple[int, bytes], fence: int, *, is_sole: bool) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
@@ -115,10 +127,10 @@ HoldFields: TypeAlias = tuple[
 class Entry:
     """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
 
-    __slots__ = ("group", "holds", "key", "limit", "owners", "space", "waiters")
+    __slots__ = ("aged", "holds", "key", "limit", "owners", "partition", "space", "waiters")
 
-    def __init__(self, group: Group, space: int, key: bytes, limit: int) -> None:
-        self.group = group
+    def __init__(self, partition: Partition, space: int, key: bytes, limit: int) -> None:
+        self.partition = partition
         self.space = space
         self.key = key
         self.limit = limit
@@ -126,18 +138,21 @@ class Entry:
         still do so, and nobody new gets in until there is room."""
         self.holds: dict[int, Hold] = {}
         """By fence: the part of a token that is no secret."""
-        self.waiters: Queue | None = None
+        self.waiters: Queue[Waiter] | None = None
         """Absent until somebody has had to wait."""
         self.owners: dict[bytes, list[Hold | Waiter]] | None = None
         """What is here of whom, by attempt; absent until somebody says who asks. See `owners`."""
+        self.aged: dict[Waiter, None] | None = None
+        """Who is in the queue and has an age. They are as old as the newest, or about to leave: so
+        nobody has to look for them among all others. Absent until there is one."""
 
-    def queue(self) -> Queue:
+    def queue(self) -> Queue[Waiter]:
         """Return its queue."""
         if self.waiters is None:
             self.waiters = Queue()
         return self.waiters
 
-    def grouped(self) -> Queue:
+    def grouped(self) -> Queue[Waiter]:
         """Return its queue, in which groups take turns from now on."""
         queue = self.waiters
         if queue is None or not queue.is_grouped:
@@ -246,23 +261,8 @@ class Hold(Timed):
         return HoldRecord(*self.fields())
 
 
-Change: TypeAlias = Hold | Newest | RateBlock
+Change: TypeAlias = Hold | Newest | RateBlock | PackedRates
 """Something to be kept that has changed or ended, as it says itself."""
-
-
-class Reservation(NamedTuple):
-    """That somebody who waits is away, and what is done until they are back."""
-
-    due: float
-    """When somebody is expected."""
-    hold: float
-    """Seconds before and after that in which a slot is held once its turn has come."""
-    until: float
-    """When the position is forgotten."""
-
-    def is_worth_holding(self, now: float) -> bool:
-        """Whether to hold a slot: not for somebody who comes much later, or not at all."""
-        return abs(self.due - now) < self.hold
 
 
 class Left(NamedTuple):
@@ -273,7 +273,7 @@ class Left(NamedTuple):
     """What it wanted; see `Waiter.turn`."""
 
 
-class Waiter(Timed):
+class Waiter(Position):
     """Somebody in the queue of an entry.
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
@@ -284,19 +284,13 @@ class Waiter(Timed):
     __slots__ = (
         "away_age",
         "entry",
-        "group",
         "hold",
-        "is_rated",
         "label",
         "lease",
-        "number",
+        "maker",
         "owner",
         "peer",
-        "process",
-        "reservation",
         "reserve",
-        "since",
-        "state",
         "ticket",
         "turn",
         "two_phase",
@@ -341,13 +335,14 @@ class Waiter(Timed):
         self.reserve: Reserve | None = None
         """The reservation of its position if the wait for it ends."""
         self.reservation: Reservation | None = None
-        """What is done for it while it is away."""
+        """What is done for it while it is away..."""
+        self.maker: Peer | None = None
+        """... by the connection that left it."""
         self.away_age = 0
         """Its age while it is away: it is nobody's then, but somebody newer still goes first."""
         self.turn: float | None = None
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
-        self.process: Process | None = None
-        """Who is told of its turn; the line sets it when it lets the waiter in."""
+        self.process = None
         self.until = 0.0
         """When a wait that began is over; nothing ends it while it is its turn."""
 
@@ -357,19 +352,14 @@ class Waiter(Timed):
         return self.away_age if self.owner is None else self.owner.age
 
     @property
-    def is_away(self) -> bool:
-        """Whether it is away: it has reserved its position."""
-        return self.reservation is not None
-
-    @property
     def is_told(self) -> bool:
         """Whether its turn has come, and its process was told."""
         return self.state in (EXPECTED, PASSED) and self.reservation is None
 
     @property
-    def can_start(self) -> bool:
-        """Whether it can have its turn now."""
-        return self.process is None or self.process.asking is not None
+    def place(self) -> object:
+        """By what `Process.starved` knows where it waits."""
+        return self.entry
 
 
 class Peer:
@@ -383,6 +373,7 @@ class Peer:
         "holds",
         "id",
         "instance",
+        "kept",
         "left",
         "process",
         "told",
@@ -412,3 +403,9 @@ class Peer:
         own process while it asks whose turn it is."""
         self.left: dict[tuple[int, bytes], Left] = {}
         """What it enqueued, where the queues are at another server now."""
+        self.kept = 0
+        """How many positions are kept that it has left."""
+
+
+NOBODY = Peer(0)
+"""The peer of who is away, or at another connection than any of this server."""

@@ -6,164 +6,179 @@ holds the lock gets a message if it listens: when it releases, the next one has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from functools import partial
 
-from dflockd.table.connections import Connections
-from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import Limits
-from dflockd.table.newest import Newest, NewestKeys, NewestRecord
-from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.limits import STEP
+from dflockd.table.line import number_of
+from dflockd.table.newest import Newest, NewestRecord
+from dflockd.table.slots import Effect, Slots
+from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import LISTENING
 from dflockd.wire import Moved, Refusal, Space, Status, Superseded
 
 
-class Superseding(Connections):
-    """Whose age counts."""
+def contend(
+    slots: Slots,
+    entry: Entry,
+    age: int,
+    label: bytes,
+    resumed: Waiter | None,
+    now: float,
+    effects: list[Effect],
+) -> Entry | Refusal:
+    """Have somebody with an age ask for a lock: send it away, or those who are older.
 
-    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
-        super().__init__(limits, issuer, kept=kept)
-        self.newest = NewestKeys()
+    Args:
+        slots: those of the table.
+        entry: of the lock.
+        age: of who asks.
+        label: its label.
+        resumed: the position that it takes up, if it does.
+        now: the time.
+        effects: what others are told.
 
-    def _contend(
-        self,
-        entry: Entry,
-        age: int,
-        label: bytes,
-        resumed: Waiter | None,
-        now: float,
-        effects: list[Effect],
-    ) -> Entry | Refusal:
-        """Have somebody with an age ask for a lock: send it away, or those who are older.
+    Returns:
+        The entry of the lock, which may be another one now; or what to answer.
+    """
+    partition, space, key, limit = entry.partition, entry.space, entry.key, entry.limit
+    newest = partition.newest.get(key) or newest_there(slots, entry)
+    if newest is not None and newest.age >= age:
+        slots.newest.asked(newest)
+        if newest.age == age:
+            return entry
+        answer = Superseded(newest.age, newest.label)
+        if resumed is not None:
+            slots.oust(resumed, entry, answer, effects)
+            slots.promote(entry, now, effects)
+        slots.counts.outdated += 1
+        return turn_away(slots, entry, answer)
+    remember(slots, partition, NewestRecord(key, age, label))
+    answer = Superseded(age, label)
+    if not oust_older(slots, entry, answer, resumed, now, effects):
+        slots.later(partial(oust_more, slots, entry), now)
+    if not slots.is_here(entry):
+        return slots.add(partition, space, key, limit, now)
+    if entry.waiters is not None and entry.waiters.listener is not None:
+        tell_listener(slots, entry.waiters.listener, answer, effects)
+    return entry
 
-        Args:
-            entry: of the lock.
-            age: of who asks.
-            label: its label.
-            resumed: the position that it takes up, if it does.
-            now: the time.
-            effects: what others are told.
 
-        Returns:
-            The entry of the lock, which may be another one now; or what to answer.
-        """
-        group, space, key, limit = entry.group, entry.space, entry.key, entry.limit
-        newest = group.newest.get(key) or self._newest_there(entry)
-        if newest is not None and newest.age >= age:
-            self.newest.asked(newest)
-            if newest.age == age:
-                return entry
-            if resumed is not None:
-                self._oust(resumed, entry)
-                self._promote(entry, now, effects)
-            self.counts.outdated += 1
-            return self._turn_away(entry, Superseded(newest.age, newest.label))
-        self._remember(group, NewestRecord(key, age, label))
-        answer = Superseded(age, label)
-        older = [
-            waiter
-            for waiter in entry.waiters or ()
-            if 0 < waiter.age < age and waiter is not resumed
-        ]
-        for waiter in older:
-            if waiter.peer.waiting is waiter:
-                effects.append((waiter.peer.id, answer))
-            self.counts.ousted += 1
-            self._oust(waiter, entry)
-        if older and self._is_here(entry):
-            self._promote(entry, now, effects)  # a slot may have been held for one of them
-        if not self._is_here(entry):
-            return self._add(group, space, key, limit)
-        if entry.waiters is not None and entry.waiters.listener is not None:
-            self._tell_listener(entry.waiters.listener, answer, effects)
-        return entry
+def oust_older(
+    slots: Slots,
+    entry: Entry,
+    answer: Superseded,
+    resumed: Waiter | None,
+    now: float,
+    effects: list[Effect],
+) -> bool:
+    """Send away who waits and is older, or some of them; say whether that was all."""
+    # Those who came first stand first, so that nobody as new is before them.
+    first = list(itertools.islice(entry.aged or (), STEP))
+    older = [w for w in first if w.age < answer.age and w is not resumed]
+    older.sort(key=number_of)
+    for waiter in older:
+        slots.oust(waiter, entry, answer, effects)
+    if older and slots.is_here(entry):
+        slots.promote(entry, now, effects)  # a slot may have been held for one of them
+    return len(first) < STEP or not older
 
-    def _newest_there(self, entry: Entry) -> Newest | None:
-        """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
-        best: Hold | Waiter | None = None
-        most = 0
-        items: list[Hold | Waiter] = [*entry.holds.values(), *(entry.waiters or ())]
-        for item in items:
-            age = item.owner.age if item.owner is not None else 0
-            if age > most:
-                best, most = item, age
-        if best is None:
-            return None
-        self._remember(entry.group, NewestRecord(entry.key, most, best.label))
-        return entry.group.newest[entry.key]
 
-    def _oust(self, waiter: Waiter, entry: Entry) -> None:
-        """Take a waiter out of the queue of an entry, whatever it is about."""
-        if waiter.is_away:
-            self._reservations.come_back(waiter, entry)
-        self._leave(waiter)
+def oust_more(slots: Slots, entry: Entry, now: float, effects: list[Effect]) -> bool:
+    """Go on with that, if there are more."""
+    newest = entry.partition.newest.get(entry.key)
+    if newest is None or not slots.is_here(entry):
+        return True
+    answer = Superseded(newest.age, newest.label)
+    return oust_older(slots, entry, answer, None, now, effects)
 
-    def _turn_away(self, entry: Entry, answer: Refusal) -> Refusal:
-        """Return an answer to who wanted a slot of an entry that may be there for nobody else."""
-        if not (entry.holds or entry.waiters) and self._is_here(entry):
-            self._remove(entry)
-        return answer
 
-    def _outdated(self, space: int, key: bytes, age: int) -> Superseded | None:
-        """Return what to tell somebody who has lost its position, if it has because it is older."""
-        group = self._group_of(key)
-        if not age or space != Space.LOCK or not isinstance(group, Group):
-            return None
-        newest = group.newest.get(key)
-        if newest is None or not age < newest.age:
-            return None
-        return Superseded(newest.age, newest.label)
-
-    def _remember(self, group: Group, record: NewestRecord) -> None:
-        changed = self.newest.note(group, record)
-        if self.changes is not None:
-            self.changes += changed
-
-    def remember(self, records: Iterable[NewestRecord]) -> None:
-        """Take in what was kept of an earlier table."""
-        for record in records:
-            self._group.issuer.fence = max(self._group.issuer.fence, record.age)
-            self._remember(self._group, record)
-
-    # Holders that listen.
-
-    def listen(
-        self, peer: Peer, key: bytes, token: bytes, now: float, effects: list[Effect]
-    ) -> Refusal | None:
-        """Tell who holds a lock that somebody newer wants it.
-
-        Returns:
-            What to answer; ``None`` if there is no answer yet.
-        """
-        group = self._group_of(key)
-        if not isinstance(group, Group):
-            return group
-        hold = self._find(group, Space.LOCK, key, token)
-        if hold is None:
-            return Status.LEASE_EXPIRED
-        if hold.owner is None or not hold.owner.age:
-            return Status.ERROR
-        newest = group.newest.get(key)
-        if newest is not None and newest.age > hold.owner.age:
-            self.counts.asked_to_stop += 1
-            return Superseded(newest.age, newest.label)
-        queue = hold.entry.queue()
-        if queue.listener is not None:
-            # Its process has lost the connection on which it did so.
-            self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
-        waiter = Waiter(hold.entry, peer, -1, 0, now, two_phase=False, state=LISTENING)
-        queue.listener = peer.waiting = waiter
+def newest_there(slots: Slots, entry: Entry) -> Newest | None:
+    """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
+    best: Hold | Waiter | None = None
+    most = 0
+    # One alone holds a lock of which ages count, and who waits is as old as the newest was.
+    items: list[Hold | Waiter] = list(itertools.islice(entry.holds.values(), STEP))
+    items.extend(itertools.islice(entry.aged or (), STEP))
+    for item in items:
+        age = item.owner.age if item.owner is not None else 0
+        if age > most:
+            best, most = item, age
+    if best is None:
         return None
+    remember(slots, entry.partition, NewestRecord(entry.key, most, best.label))
+    return entry.partition.newest[entry.key]
 
-    def _tell_listener(self, waiter: Waiter, answer: Superseded, effects: list[Effect]) -> None:
-        self.counts.asked_to_stop += 1
-        self._answer_listener(waiter, answer, effects)
 
-    # With its shard.
+def turn_away(slots: Slots, entry: Entry, answer: Refusal) -> Refusal:
+    """Return an answer to who wanted a slot of an entry that may be there for nobody else."""
+    if not (entry.holds or entry.waiters) and slots.is_here(entry):
+        slots.remove(entry)
+    return answer
 
-    def _refer_listener(self, entry: Entry, reply: Refusal, effects: list[Effect]) -> None:
-        """Send who listens to where the lock is now."""
-        if entry.waiters is not None and entry.waiters.listener is not None:
-            if isinstance(reply, Moved):
-                reply = reply._replace(ticket=b"")
-            self._answer_listener(entry.waiters.listener, reply, effects)
+
+def outdated(partition: Partition, key: bytes, age: int) -> Superseded | None:
+    """Return what to tell somebody who has lost its position at a lock, if it is for being older."""
+    newest = partition.newest.get(key)
+    if newest is None or not 0 < age < newest.age:
+        return None
+    return Superseded(newest.age, newest.label)
+
+
+def remember(slots: Slots, partition: Partition, record: NewestRecord) -> None:
+    """Let somebody be the newest of a key."""
+    changed = slots.newest.note(partition.newest, record)
+    if slots.changes is not None:
+        slots.changes += changed
+
+
+# Holders that listen.
+
+
+def listen(
+    slots: Slots,
+    partition: Partition,
+    peer: Peer,
+    key: bytes,
+    token: bytes,
+    now: float,
+    effects: list[Effect],
+) -> Refusal | None:
+    """Tell who holds a lock that somebody newer wants it.
+
+    Returns:
+        What to answer; ``None`` if there is no answer yet.
+    """
+    hold = slots.find(partition, Space.LOCK, key, token)
+    if hold is None:
+        return Status.LEASE_EXPIRED
+    if hold.owner is None or not hold.owner.age:
+        return Status.ERROR
+    newest = partition.newest.get(key)
+    if newest is not None and newest.age > hold.owner.age:
+        slots.counts.asked_to_stop += 1
+        return Superseded(newest.age, newest.label)
+    queue = hold.entry.queue()
+    if queue.listener is not None:
+        # Its process has lost the connection on which it did so.
+        slots.answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
+    waiter = Waiter(hold.entry, peer, -1, 0, now, two_phase=False, state=LISTENING)
+    queue.listener = peer.waiting = waiter
+    return None
+
+
+def tell_listener(slots: Slots, waiter: Waiter, answer: Superseded, effects: list[Effect]) -> None:
+    """Tell a holder that somebody newer has come."""
+    slots.counts.asked_to_stop += 1
+    slots.answer_listener(waiter, answer, effects)
+
+
+# With its shard.
+
+
+def refer_listener(slots: Slots, entry: Entry, reply: Refusal, effects: list[Effect]) -> None:
+    """Send who listens to where the lock is now."""
+    if entry.waiters is not None and entry.waiters.listener is not None:
+        if isinstance(reply, Moved):
+            reply = reply._replace(ticket=b"")
+        slots.answer_listener(entry.waiters.listener, reply, effects)

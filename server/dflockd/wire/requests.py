@@ -134,6 +134,14 @@ def _of_a_slot(
     return Command(parse, kind, space, read, varies=named, longest=longest)
 
 
+def asked_of(request: Acquire | Enqueue | Wait) -> Asked:
+    """Return what a message asks: the fields of it behind the key."""
+    asked = Asked()
+    for name, value in zip(request._fields[2:], request[2:], strict=True):
+        setattr(asked, name, value)
+    return asked
+
+
 def _of_a_key(
     kind: int, space: Space, message: Any, read: Callable[[bytes], tuple[Any, ...]]
 ) -> Command:

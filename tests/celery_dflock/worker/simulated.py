@@ -265,7 +265,7 @@ class World:
     def _look(self) -> None:
         """See whether a lock is free though somebody wants it, and could use it at once."""
         now, ready = self.clock.now, {w.waits.instance for w in self.workers if w.is_free}
-        entries = self.server.table._group.spaces[LOCK]
+        entries = self.server.table._partition.spaces[LOCK]
         idle = set()
         for key, entry in entries.items():
             queue = entry.queue()
@@ -348,7 +348,7 @@ def check_order(there: World, pending: Pending) -> None:
     The worker learns of it later than the server has decided, so only those count who were there.
     """
     table = there.server.table
-    told = table._group.reserved.get(pending.ticket.encode())
+    told = table._partition.reserved.get(pending.ticket.encode())
     if told is None or not told.is_told:
         return
     for waiter in told.entry.queue():

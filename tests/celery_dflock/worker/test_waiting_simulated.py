@@ -129,7 +129,7 @@ def test_the_newest_runs_and_older_ones_end(
 ) -> None:
     with world(slots, [1]) as there:
         for _ in range(10):
-            there.server.table._group.issuer.number()
+            there.server.table._partition.issuer.number()
         sent = [
             Call("consumer", number, 0, 0.01 * number, seconds, age=age)
             for number, age in enumerate(ages)

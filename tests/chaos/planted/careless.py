@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from dflockd.cli import main
-from dflockd.table import LockTable
+from dflockd.table.slots import Slots
 
 
 def find_any(group: Any, space: Any, key: bytes, _token: bytes) -> Any:
@@ -13,5 +13,5 @@ def find_any(group: Any, space: Any, key: bytes, _token: bytes) -> Any:
 
 
 if __name__ == "__main__":
-    LockTable._find = staticmethod(find_any)  # type: ignore[assignment, method-assign]
+    Slots.find = staticmethod(find_any)  # type: ignore[assignment, method-assign]
     sys.exit(main())

@@ -4,12 +4,12 @@ import sys
 from typing import Any
 
 from dflockd.cli import main
-from dflockd.table import LockTable
+from dflockd.table.slots import Slots
 
-promote = LockTable._promote
+promote = Slots.promote
 
 
-def promote_last(self: LockTable, entry: Any, now: float, effects: Any) -> None:
+def promote_last(self: Slots, entry: Any, now: float, effects: Any) -> None:
     line = entry.queue().line
     if line:
         line.move_to_end(next(reversed(line)), last=False)
@@ -17,5 +17,5 @@ def promote_last(self: LockTable, entry: Any, now: float, effects: Any) -> None:
 
 
 if __name__ == "__main__":
-    LockTable._promote = promote_last  # type: ignore[method-assign, assignment]
+    Slots.promote = promote_last  # type: ignore[method-assign]
     sys.exit(main())

@@ -246,7 +246,7 @@ class KeepsEpoch(Claims):
 class DoesNotStretch(Node):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.table._stretch = 1
+        self.table.slots.stretch = 1
 
 
 class NoSilence(ServingLeases):

@@ -8,28 +8,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from dflockd.table import Effect, ShardTable, Snapshot
-from dflockd.table.state import Entry, Group, Hold, Peer
+from dflockd.table.recovery import forgotten
+from dflockd.table.state import Entry, Partition, Peer
 from dflockd.wire import Rate, Refusal, Status
 from dflockd.wire.arguments import Asked
 
 
 @contextmanager
 def promised_for_ever(table: ShardTable) -> Iterator[None]:
-    until, table._serves_until = table._serves_until, math.inf
+    until, table._serving.until = table._serving.until, math.inf
     try:
         yield
     finally:
-        table._serves_until = until
+        table._serving.until = until
 
 
 class GrantsForEver(ShardTable):
+    def open(self, shard: int, fence: int, **more: Any) -> None:
+        super().open(shard, fence, **more)
+        self.partitions[shard].serving = None  # whoever waits is never left waiting
+
     def acquire(self, *args: Any) -> Any:
         with promised_for_ever(self):
             return super().acquire(*args)
-
-    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        with promised_for_ever(self):
-            super()._promote(entry, now, effects)
 
 
 class RenewsForEver(ShardTable):
@@ -46,15 +47,22 @@ class DoesNotFreeze(ShardTable):
 
 
 class LowerFenceWins(ShardTable):
-    def _reclaim(
-        self, group: Group, peer: Peer, space: int, key: bytes, *renewal: Any
-    ) -> Hold | None:
-        token, _, now, *_ = renewal
-        entry = group.spaces[space].get(key)
-        if entry is not None and self._forgotten(group, space, key, token, now) is not None:
-            for hold in list(entry.holds.values()):
-                self._free(hold, now, [])
-        return super()._reclaim(group, peer, space, key, *renewal)
+    def renew(
+        self, peer: Peer, space: int, key: bytes, token: bytes, *more: Any, **how: Any
+    ) -> Any:
+        _, now, *_ = more
+        partition = self.serving(key, now)
+        if isinstance(partition, Partition):
+            entry = partition.spaces[space].get(key)
+            is_here = self.slots.find(partition, space, key, token) is not None
+            if (
+                entry is not None
+                and not is_here
+                and forgotten(self.slots, partition, space, key, token, now)
+            ):
+                for hold in list(entry.holds.values()):
+                    self.slots.free(hold, now, [])
+        return super().renew(peer, space, key, token, *more, **how)
 
 
 class ForgetsPositions(ShardTable):
@@ -97,9 +105,9 @@ class DoesNotWaitForTheRelease(ShardTable):
             assert asked.owner is not None
             for hold in list(found.holds.values()):
                 if hold.owner is not None and hold.owner.age < asked.owner.age:
-                    self._free(hold, now, effects)
-            if not self._is_here(found):
-                return self._add(found.group, found.space, found.key, found.limit)
+                    self.slots.free(hold, now, effects)
+            if not self.slots.is_here(found):
+                return self.slots.add(*(found.partition, found.space, found.key, found.limit), now)
         return found
 
 

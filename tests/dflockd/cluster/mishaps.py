@@ -288,7 +288,7 @@ def stray_renewal(world: World) -> None:
     def arrive() -> None:
         (server,) = (s for s in world.servers.values() if 0 in s.able())
         fence = (min(epoch for epoch in epochs) << 40) + 1
-        token = server.table._issuer.token(*KEYS[0][:2], fence, is_sole=True)
+        token = server.table.slots.issuer.token(*KEYS[0][:2], fence, is_sole=True)
         sender = Client(world, "stray", world.clients["c1"].clock, _nothing)
         connection = Connection(sender, server)
         server.receive(server.handle, connection, Renew(*KEYS[0][:2], token, 8))

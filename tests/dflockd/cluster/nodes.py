@@ -122,7 +122,7 @@ class Cluster:
 
     def serving(self) -> dict[str, set[int]]:
         return {
-            address: {s for s, group in node.table.groups.items() if not group.frozen}
+            address: {s for s, group in node.table.partitions.items() if not group.frozen}
             for address, node in self.nodes.items()
         }
 

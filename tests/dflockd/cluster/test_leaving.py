@@ -37,7 +37,7 @@ def test_many_shards_are_shared_out_and_handed_over_in_batches() -> None:
     assert (
         cluster.most_under_way <= MAX_TRANSACTIONS + 2
     )  # a heartbeat and an announcement beside them
-    held = [group.spaces[0] for group in cluster.nodes["b:1"].table.groups.values()]
+    held = [group.spaces[0] for group in cluster.nodes["b:1"].table.partitions.values()]
     assert sum(map(len, held)) <= len(tokens)
     assert not cluster.store.load("/p.handoff/").records
 
@@ -89,9 +89,11 @@ def test_each_server_that_takes_shards_over_is_given_some_at_a_time() -> None:
     a = cluster.nodes["a:1"]
     a.leave(cluster.now)
     cluster.settle()
-    assert 3 * MAX_HANDED <= 600 - len(a.table.groups) < 3 * MAX_HANDED + MAX_TRANSACTIONS * BATCH
+    assert (
+        3 * MAX_HANDED <= 600 - len(a.table.partitions) < 3 * MAX_HANDED + MAX_TRANSACTIONS * BATCH
+    )
     cluster.pass_(HAND_OVER_TIMEOUT + 0.1, step=0.1)
-    assert 600 - len(a.table.groups) >= 6 * MAX_HANDED
+    assert 600 - len(a.table.partitions) >= 6 * MAX_HANDED
 
 
 def test_who_leaves_does_not_wait_again_and_again_for_a_server_that_is_dead() -> None:
@@ -143,7 +145,9 @@ def test_a_server_that_comes_while_the_others_leave_is_given_their_shards(new: s
     cluster.kill("a:1")
     cluster.kill("b:1")
     assert cluster.renew(new, token) == Renewed(4)
-    assert all(group.recovers_until is None for group in cluster.nodes[new].table.groups.values())
+    assert all(
+        group.recovers_until is None for group in cluster.nodes[new].table.partitions.values()
+    )
 
 
 def test_who_leaves_after_the_leader_has_left_waits_for_nothing() -> None:

@@ -164,7 +164,7 @@ class Messages:
 
 def everything(table: LockTable, peers: Iterable[Peer]) -> object:
     """All that a table holds, with the order of it."""
-    groups = list(table.each_group())
+    groups = list(table.each_partition())
     entries = [entry for group in groups for space in group.spaces for entry in space.values()]
     return {
         "entries": [
@@ -198,7 +198,7 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         "rates": [
             [
                 (name, rate.runs, rate.window, rate.begun, sorted(rate.pending))
-                for name, rate in group.rates.items()
+                for name, rate in group.rates.open.items()
             ]
             for group in groups
         ],

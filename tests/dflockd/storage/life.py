@@ -90,7 +90,7 @@ class Life:
         self.tell(tokens={})
 
     def holds(self) -> list[Hold]:
-        spaces = self.table._group.spaces
+        spaces = self.table._partition.spaces
         return [hold for entry in spaces[Space.LOCK].values() for hold in entry.holds.values()]
 
     def ask(self, request: Any) -> Any:
@@ -121,7 +121,9 @@ class Life:
             if chance.random() < 0.5:
                 others = {k: fence for k, fence in told.detached.items() if k != key}
                 self.tell(detached=others)
-                token = self.table._issuer.token(Space.LOCK, key, told.detached[key], is_sole=True)
+                token = self.table.slots.issuer.token(
+                    Space.LOCK, key, told.detached[key], is_sole=True
+                )
                 self.release(key, token)
             return
         if key not in told.tokens:
@@ -207,11 +209,11 @@ def _wrong(table: LockTable, state: StateDir, told: Told, now: float) -> str | N
         if not isinstance(reply, Renewed):
             return f"the holder of {key!r} cannot renew: {reply}"
     for key, fence in told.detached.items():
-        entry = table._group.spaces[Space.LOCK].get(key)
+        entry = table._partition.spaces[Space.LOCK].get(key)
         is_there = entry is not None and fence in entry.holds
         if not is_there and (fence in told.safe or not state.recovery):
             return f"the detached hold of {key!r} is gone"
-    entries = table._group.spaces[Space.LOCK].values()
+    entries = table._partition.spaces[Space.LOCK].values()
     ghosts = told.gone & {fence for entry in entries for fence in entry.holds}
     if ghosts:
         return f"what was released long ago is back: {ghosts}"

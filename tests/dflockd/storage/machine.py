@@ -100,7 +100,7 @@ class Run:
 
     def left(self) -> dict[bytes, float]:
         """How long what is held is held for."""
-        entries = self.table._group.spaces[Space.LOCK].values()
+        entries = self.table._partition.spaces[Space.LOCK].values()
         return {
             entry.key: hold.deadline - self.machine.now
             for entry in entries

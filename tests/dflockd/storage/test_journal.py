@@ -19,7 +19,7 @@ from dflockd.storage.records import encode_hold
 from dflockd.table import Change, Entry, Hold, HoldRecord, NewestRecord, TokenIssuer
 from dflockd.table.newest import NewestKeys
 from dflockd.table.rates import Rate, RateBlock
-from dflockd.table.state import Group
+from dflockd.table.state import Partition
 from dflockd.wire import Space
 
 IDENTITY = bytes(range(16))
@@ -55,7 +55,7 @@ class Model:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.group = Group(TokenIssuer(b"secret", 0))
+        self.group = Partition(TokenIssuer(b"secret", 0))
         self.live: dict[int, Hold] = {}
         self.fence = 1000
         self.told = 1000
@@ -130,18 +130,18 @@ def test_at_every_moment_the_journal_says_what_is_held(
 def test_the_newest_of_keys_and_what_has_begun_are_kept_until_they_end(
     tmp_path: Path, small_segments: int
 ) -> None:
-    dice, group, keys = random.Random(1), Group(TokenIssuer(b"secret", 0)), NewestKeys(5)
-    rate = Rate(group, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
+    dice, group, keys = random.Random(1), Partition(TokenIssuer(b"secret", 0)), NewestKeys(5)
+    rate = Rate(group.rates, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
     blocks: list[RateBlock] = []
     log = journal_in(tmp_path)
     log.start([], 0)
     firsts = set()
     # These stay, and are moved.
     idle = RateBlock(rate, 10**6)
-    log.record([*NewestKeys().note(group, NewestRecord(b"idle", 1, b"")), idle], 1)
+    log.record([*NewestKeys().note(group.newest, NewestRecord(b"idle", 1, b"")), idle], 1)
     for age in range(1, 300):
         key = b"key" * 60 + b"%d" % dice.randrange(8)
-        changes: list[Change] = [*keys.note(group, NewestRecord(key, age, b"label" * 20))]
+        changes: list[Change] = [*keys.note(group.newest, NewestRecord(key, age, b"label" * 20))]
         blocks.append(RateBlock(rate, age))
         blocks[-1].times.append(float(age))
         changes.append(blocks[-1])

@@ -163,7 +163,7 @@ class Compared(RuleBasedStateMachine):
 
     def places(self) -> list[tuple[float, float, Name]]:
         """When places of rates may be free again: as long as it is late enough, that is no rule."""
-        now, rates = self.model.now, self.table._group.rates.values()
+        now, rates = self.model.now, self.table._partition.rates.open.values()
         return sorted((r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now)
 
     def advance(self) -> None:
@@ -182,7 +182,7 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def next_deadline_is_the_earliest(self) -> None:
-        places = [rate.deadline for rate in self.table._group.rates.values()]
+        places = [rate.deadline for rate in self.table._partition.rates.open.values()]
         due = min([*self.model.deadlines(), *places], default=None)
         assert self.table.next_deadline() == due
 
@@ -257,8 +257,10 @@ class Compared(RuleBasedStateMachine):
             order = key.order()
             queue = entry.waiters
             assert (queue is not None and queue.is_grouped) == key.is_grouped
-            ahead = sum(each.has_slot for each in order) + len(model._ahead(key))
-            assert queue is None or queue.ahead == ahead
+            plain, rated = model.ahead(key)
+            aside = sum(each.has_slot for each in order)
+            assert queue is None or queue.ahead == aside + plain
+            assert queue is None or queue.rated_ahead == rated
             assert [
                 (
                     waiter.peer.id,
@@ -280,7 +282,7 @@ class Compared(RuleBasedStateMachine):
             assert [waiter.two_phase for waiter in entry.waiters or ()] == [
                 waiter.two_phase for waiter in order
             ]
-        assert set(table._peers) == set(model.peers) == set(self.peers)
+        assert set(table.connections.peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
             assert (peer.waiting is None) == (
@@ -292,10 +294,10 @@ class Compared(RuleBasedStateMachine):
         self.reserved_are_the_same()
 
     def reserved_are_the_same(self) -> None:
-        reserved = self.table._group.reserved.items()
+        reserved = self.table._partition.reserved.items()
         away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
         assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
-        assert len(self.table._reservations) == len(away)
+        assert len(self.table.slots.reservations) == len(away)
         named = {ticket for ticket, waiter in reserved if waiter.turn is not None}
         assert len(named) == len(reserved) - len(away)
         assert named == {waiter.ticket for waiter in self.model.with_turns()}
@@ -339,13 +341,13 @@ class Compared(RuleBasedStateMachine):
         return {
             (int(space), key): entry
             for space in Space
-            for key, entry in self.table._group.spaces[space].items()
+            for key, entry in self.table._partition.spaces[space].items()
         }
 
     @invariant()
     def stats_are_right(self) -> None:
-        peers = len(self.table._peers)
-        steps = report.stats([self.table._group], len(self.table), {"connections": peers})
+        peers = len(self.table.connections.peers)
+        steps = report.stats([self.table._partition], len(self.table), {"connections": peers})
         while not steps.step(self.model.now):
             pass
         stats = json.loads(steps.text())

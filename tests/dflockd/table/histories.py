@@ -73,8 +73,8 @@ class TableMachine(Asked):
         assert not self.model.keys
         assert not self.model.away
         assert len(self.table) == 0
-        assert not self.table._group.reserved
-        assert not self.table._peers
+        assert not self.table._partition.reserved
+        assert not self.table.connections.peers
         assert not self.table.deadlines._chains
         assert not self.table.deadlines._heads
 

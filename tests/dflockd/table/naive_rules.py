@@ -227,10 +227,13 @@ class NaiveRules(NaiveState):
             return
         before = 0  # slots for those who are ahead, and expected
         for waiter in list(key.queue):
-            open_ = self._open(name, key, min(key.limit, self._most))
+            open_ = min(key.limit, self._most) - len(key.holds)
             if open_ - self._aside(key) <= before:
                 break
             if waiter.is_told or not self.can_start(waiter):
+                continue
+            if not waiter.has_slot and not self._may_begin(waiter):
+                self.seen["slots, and no place"] += 1
                 continue
             if waiter.reservation is None and waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
@@ -249,7 +252,11 @@ class NaiveRules(NaiveState):
     def _starve(self, name: Name, key: Key) -> None:
         """Note which processes do not ask while there is a slot for somebody."""
         aside = self._aside(key)
-        is_open = self._open(name, key, min(key.limit, self._most)) > aside
+        plain = any(
+            each.wants and not each.is_rated and self._may_have(key, each) for each in key.queue
+        )
+        is_open = min(key.limit, self._most) - len(key.holds) > aside
+        is_open = is_open and (self._places(name) > 0 or plain)
         wanting = {each.instance for each in key.queue if each.turn is not None and each.wants}
         for instance in wanting:
             if is_open and self.asking(instance) is None:
@@ -268,8 +275,8 @@ class NaiveRules(NaiveState):
         """Serve who is back, and had a slot for nobody else."""
         key = self.keys[waiter.name]
         most = min(key.limit, self._most)
-        is_open = self._open(waiter.name, key, most) > self._aside(key)
-        if has_slot and is_open and self.can_start(waiter):
+        has_slot = has_slot and self._may_begin(waiter) and self.can_start(waiter)
+        if has_slot and most - len(key.holds) > self._aside(key):
             self.seen["back before who waits"] += waiter is not key.queue[0]
             if waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
@@ -299,22 +306,23 @@ class NaiveRules(NaiveState):
         while True:
             self._look_at_groups(key)
             aside = sum(waiter.has_slot for waiter in key.queue)
-            if self._open(name, key, min(key.limit, self._most)) <= aside or not key.turns:
+            turns = key.turns if self._places(name) > 0 else key.plain_turns
+            if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
                 break
-            found = self._next_of_groups(key)
+            found = self._next_of_groups(turns, key)
             if found is None:
                 break
             group, waiter = found
-            if len(key.turns) > 1:
+            if len(turns) > 1:
                 self.seen["turns of several groups"] += 1
             if waiter.reservation is not None:
                 if self._begin_holding(waiter, waiter.reservation):
-                    key.turns[group] = self._tick()
+                    self._use_turn(key, group)
                 else:
                     key.queue.remove(waiter)
                     self.seen["passed"] += 1
                 continue
-            key.turns[group] = self._tick()
+            self._use_turn(key, group)
             if waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
             else:
@@ -324,14 +332,13 @@ class NaiveRules(NaiveState):
         if not key.holds and not key.queue:
             del self.keys[name]
 
-    def _next_of_groups(self, key: Key) -> tuple[bytes, Waiter] | None:
+    def _next_of_groups(self, turns: dict[bytes, int], key: Key) -> tuple[bytes, Waiter] | None:
         """Whose turn it is among those who can start, and its group."""
-        for group in sorted(key.turns, key=key.turns.__getitem__):
+        in_order = sorted(turns, key=turns.__getitem__)
+        for group in in_order:
             for each in key.of_group(group):
-                if each.wants and self.can_start(each):
-                    self.seen["a group passed over"] += group != min(
-                        key.turns, key=key.turns.__getitem__
-                    )
+                if each.wants and self.can_start(each) and self._may_begin(each):
+                    self.seen["a group passed over"] += group != in_order[0]
                     return group, each
         return None
 
@@ -344,10 +351,22 @@ class NaiveRules(NaiveState):
         ready = [name for name in waiting if key.has_room(name)]
         if len(waiting) > len(ready):
             self.seen["groups that have all they may"] += 1
-        key.turns = {name: since for name, since in key.turns.items() if name in ready}
-        for name in ready:
-            if name not in key.turns:
-                key.turns[name] = self._tick()
+        plain = {name_of(each.group) for each in key.queue if each.wants and not each.is_rated}
+        for turns, may in (
+            (key.turns, ready),
+            (key.plain_turns, [name for name in ready if name in plain]),
+        ):
+            for name in [name for name in turns if name not in may]:
+                del turns[name]
+            for name in may:
+                turns.setdefault(name, self._tick())
+
+    def _use_turn(self, key: Key, group: bytes) -> None:
+        """Have a group be the last."""
+        now = self._tick()
+        for turns in (key.turns, key.plain_turns):
+            if group in turns:
+                turns[group] = now
 
     def _note_group(self, key: Key, group: FairGroup | None) -> None:
         """Take in that somebody of a group has come who is to have a slot or a position."""
@@ -370,34 +389,43 @@ class NaiveRules(NaiveState):
             if waits and not had_room and key.has_room(group.name):
                 self._serve(name)
             self.seen["served by a new limit"] += key.taken(group.name) > before
-        places = self.rates[name].free(self.now) if is_rated else math.inf
         if key is None:
-            return places > 0
-        ahead = self._ahead(key)
-        if is_rated and ahead:
+            return not is_rated or self.rates[name].free(self.now) > 0
+        plain, rated = self.ahead(key)
+        if is_rated and (rated or self._places(name) <= 0):
             return False  # a place may be free, and is about to be theirs
         aside = sum(waiter.has_slot for waiter in key.queue)
-        slots = key.limit - len(key.holds)
-        if ahead and slots > aside + len(ahead):
+        has_room = key.limit - len(key.holds) > aside + plain
+        if has_room and rated:
             self.seen["past who waits for a place"] += 1
-        return min(slots, places) > aside + len(ahead) and key.has_room(name_of(group))
+        return has_room and key.has_room(name_of(group))
 
-    def _ahead(self, key: Key) -> list[Waiter]:
-        """Who goes before a newcomer: of those who want to be told one for each that asks."""
+    def ahead(self, key: Key) -> tuple[int, int]:
+        """How many go before a newcomer who needs no place of the rate, and how many others do.
+
+        Of those who want to be told one for each process that asks.
+        """
         ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
-        told = [each for each in ahead if each.turn is not None and self.can_start(each)]
-        first = {each.instance: each for each in told}
-        return [*(each for each in ahead if each.turn is None), *first.values()]
+        start = [each for each in ahead if self.can_start(each)]
+        who = {each.instance if each.turn is not None else each.number for each in start}
+        plain = {
+            each.instance if each.turn is not None else each.number
+            for each in start
+            if not each.is_rated
+        }
+        return len(plain), len(who - plain)
 
     @staticmethod
     def _may_have(key: Key, waiter: Waiter) -> bool:
         return not key.is_grouped or key.has_room(name_of(waiter.group))
 
-    def _open(self, name: Name, key: Key, most: float) -> float:
-        """Slots that nobody has, so far as there are places for them: of those some are held."""
-        slots = most - len(key.holds)
+    def _may_begin(self, waiter: Waiter) -> bool:
+        """Whether the rate lets it."""
+        return not waiter.is_rated or self._places(waiter.name) > 0
+
+    def _places(self, name: Name) -> float:
+        """Places of a rate that are neither taken nor held with a slot."""
         if name not in self.rates:
-            return slots
-        places = self.rates[name].free(self.now)
-        self.seen["slots, and no place"] += places <= 0 < slots and bool(key.queue)
-        return min(slots, places)
+            return math.inf
+        held = sum(each.has_slot and each.is_rated for each in self.keys[name].queue)
+        return self.rates[name].free(self.now) - held

@@ -43,6 +43,8 @@ class Waiter:
     """Whether its run takes a place of the rate."""
     reserve: tuple[int, int] | None = None
     reservation: Reservation | None = None
+    maker: int = 0
+    """The connection that has left it."""
     turn: float | None = None
     """Seconds for which it has a slot once it is told of its turn, if it wants to be told."""
     until: float = 0
@@ -134,6 +136,8 @@ class Key:
     """What was said last of how many slots a group may have; nothing is no limit."""
     turns: dict[bytes, int] = field(default_factory=dict)
     """Groups that may have a turn: since when, or when they had the last one, whatever is later."""
+    plain_turns: dict[bytes, int] = field(default_factory=dict)
+    """The same of those who need no place of the rate."""
 
     def of_group(self, name: bytes) -> list[Waiter]:
         return [waiter for waiter in self.queue if name_of(waiter.group) == name]
@@ -158,7 +162,8 @@ class Key:
         ]
         while any(lines):
             found += [line.pop(0) for line in lines if line]
-        return found + [waiter for waiter in self.queue if waiter not in found]
+        resting = [waiter for waiter in self.queue if waiter not in found]
+        return found + sorted(resting, key=lambda waiter: name_of(waiter.group))
 
 
 def name_of(group: FairGroup | None) -> bytes:

@@ -49,7 +49,7 @@ class NaiveWaiters(NaiveState):
         if age == newest or name not in self.keys:
             return None
         sent_away = False
-        for waiter in list(self.keys[name].order()):
+        for waiter in sorted(self.keys[name].queue, key=lambda waiter: waiter.number):
             of_waiter = waiter.owner.age if waiter.owner else waiter.away_age
             if 0 < of_waiter < age and waiter is not kept:
                 sent_away = True
@@ -207,7 +207,10 @@ class NaiveWaiters(NaiveState):
     def _end_wait(self, waiter: Waiter) -> Answer:
         """Its time is over: return what it is answered."""
         number, peer = waiter.peer, self.peers[waiter.peer]
-        if max(waiter.reserve or [math.inf]) > self.limits.max_lease * 1000:
+        too_long = max(waiter.reserve or [math.inf]) > self.limits.max_lease * 1000
+        if too_long or self._keeps_too_many(waiter):
+            if not too_long:
+                self.seen["too many positions"] += 1
             self._leave(waiter)
             return Answer(number, "timeout")
         if peer.waiting is waiter:
@@ -216,7 +219,9 @@ class NaiveWaiters(NaiveState):
             peer.enqueued.remove(waiter)
         else:
             self.seen["kept by who acquires"] += 1
+        assert waiter.reserve is not None
         away, hold = waiter.reserve
+        waiter.maker = number
         due = self.now + away / 1000
         waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
         waiter.peer, waiter.instance = 0, b""
@@ -227,6 +232,12 @@ class NaiveWaiters(NaiveState):
         self.away.append(waiter)
         self.kept += 1
         return Answer(number, "kept", waiter=waiter)
+
+    def _keeps_too_many(self, waiter: Waiter) -> bool:
+        """Whether as many positions are kept of a connection, or in a queue, as may be."""
+        most = self.limits.max_holds or math.inf
+        there = [each for each in self.keys[waiter.name].queue if each.reservation]
+        return most <= max(len(there), sum(each.maker == waiter.peer for each in self.away))
 
     def _begin_holding(self, waiter: Waiter, reservation: Reservation) -> bool:
         """Keep a slot free for who is expected about now."""

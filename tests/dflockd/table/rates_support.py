@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.storage.records import decode, encode_hold, encode_rate
+from dflockd.storage.records import decode, encode_hold, encode_packed, encode_rate
 from dflockd.table import (
     Effect,
     HoldRecord,
@@ -16,7 +16,7 @@ from dflockd.table import (
     ShardTable,
     TokenIssuer,
 )
-from dflockd.table.rates import RateRecord
+from dflockd.table.rates import PackedRecord, RateRecord
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
@@ -82,16 +82,20 @@ class Site:
 TWO = Rate(2, 1000)
 
 
-def kept_of(table: LockTable) -> tuple[list[HoldRecord], list[RateRecord]]:
+def kept_of(table: LockTable) -> tuple[list[HoldRecord], list[RateRecord | PackedRecord]]:
     """Return what a journal would restore, by way of its records."""
-    holds = [hold for group in table.each_group() for e in group.spaces for hold in all_holds(e)]
-    rates = [each for group in table.each_group() for each in group.rates.values()]
+    holds = [
+        hold for group in table.each_partition() for e in group.spaces for hold in all_holds(e)
+    ]
+    rates = [each for group in table.each_partition() for each in group.rates.open.values()]
     data = b"".join(encode_hold(hold.fields(), 0) for hold in holds if hold.told)
     data += b"".join(encode_rate(block.kept(), 0) for rate in rates for block in rate.blocks)
+    packed = {each for group in table.each_partition() for each in group.rates.packed.values()}
+    data += b"".join(encode_packed(each.kept(), 0) for each in packed)
     records, _ = decode(data, 0, len(data), 0)
     return (
         [record for record in records if isinstance(record, HoldRecord)],
-        [record for record in records if isinstance(record, RateRecord)],
+        [record for record in records if isinstance(record, RateRecord | PackedRecord)],
     )
 
 

@@ -85,24 +85,24 @@ def resume(
 
 def assert_empty(table: ShardTable) -> None:
     assert len(table) == 0
-    assert len(table._reservations) == 0
-    assert not table._withheld
-    assert not any(group.reserved for group in table.each_group())
+    assert len(table.slots.reservations) == 0
+    assert not table.slots.withheld
+    assert not any(group.reserved for group in table.each_partition())
     assert len(table.deadlines) == 0
-    assert all(not any(group.spaces) for group in table.groups.values())
-    for peer in table._peers.values():
+    assert all(not any(group.spaces) for group in table.partitions.values())
+    for peer in table.connections.peers.values():
         assert (peer.holds, peer.enqueued, peer.waiting) == ({}, {}, None)
 
 
 def forget_all(table: ShardTable) -> None:
-    for peer in list(table._peers.values()):
+    for peer in list(table.connections.peers.values()):
         table.disconnect(peer, 1e6, clean=True)
     table.advance(2e6)
-    assert not table._peers
+    assert not table.connections.peers
     assert_empty(table)
 
 
 def queue_of(table: ShardTable) -> list[bytes | Peer]:
     """Who is in the queue: the names of positions that nobody is at, and peers."""
-    waiters = table.groups[0].spaces[LOCK][b"a"].waiters or ()
+    waiters = table.partitions[0].spaces[LOCK][b"a"].waiters or ()
     return [waiter.ticket if waiter.reservation else waiter.peer for waiter in waiters]

@@ -11,9 +11,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table import (
-    Waiter,
-)
+from dflockd.table.queue import Position
 from dflockd.table.states import TRANSITIONS
 from tests.dflockd.table.histories import TableMachine, come_and_go
 
@@ -84,18 +82,18 @@ OF_GROUPS = (
 @pytest.fixture
 def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]] | None:
     """Every change of a waiter's state while the test runs; compiled, nobody can look on."""
-    slot = vars(Waiter)["state"]
+    slot = vars(Position)["state"]
     if not isinstance(slot, MemberDescriptorType):
         return None
     seen: set[tuple[int, int]] = set()
 
-    def change(waiter: Waiter, state: int) -> None:
+    def change(waiter: Position, state: int) -> None:
         before = getattr(waiter, "peer", None) and slot.__get__(waiter)
         if before is not None and before != state:
             seen.add((before, state))
         slot.__set__(waiter, state)
 
-    monkeypatch.setattr(Waiter, "state", property(slot.__get__, change))
+    monkeypatch.setattr(Position, "state", property(slot.__get__, change))
     return seen
 
 

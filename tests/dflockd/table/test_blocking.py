@@ -39,7 +39,7 @@ class Stage:
         return peer, dict(self.table.handle(peer, request, 0)).get(peer.id)
 
     def look(self) -> Look:
-        look = Look(self.table.each_group())
+        look = Look(self.table.each_partition())
         while not look.step():
             pass
         return look
@@ -149,7 +149,7 @@ def test_what_has_ended_during_the_look_is_no_circle(stage: Stage) -> None:
     peer, _ = stage.ask("b", "two")
     waiting, _ = stage.ask("a", "two")
     stage.ask("b", "one")
-    look = Look(stage.table.each_group())
+    look = Look(stage.table.each_partition())
     for _ in range(7):
         assert not look.step()
     assert len(look._waits) == 2, "it has seen both of them wait"

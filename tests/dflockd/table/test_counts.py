@@ -42,11 +42,11 @@ def test_a_bound_belongs_to_its_bucket() -> None:
 def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
     space, key = dice.choice(list(Space)), dice.choice(KEYS)
     limit = dice.choice([1, 1, 1, 2]) if space is Space.LOCK else 2
-    entries = [e for group in table.each_group() for e in group.spaces[space].values()]
+    entries = [e for group in table.each_partition() for e in group.spaces[space].values()]
     held = [hold for entry in entries for hold in entry.holds.values()]
     token = dice.choice(held).token if held and dice.random() < 0.9 else b"0" * 32
     fence = dice.choice(held).fence if held else 1
-    away = [name for group in table.each_group() for name in group.reserved]
+    away = [name for group in table.each_partition() for name in group.reserved]
     entry_key = next((h.entry.key for h in held if h.token == token or h.fence == fence), key)
     placed = dice.choice(list(peer.enqueued) or [(space, key)])
     reserve = Reserve(dice.choice([0, 1000]), dice.choice([0, 1000]))
@@ -73,15 +73,15 @@ def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
 
 
 def agree(table: LockTable) -> None:
-    entries = [e for g in table.each_group() for space in g.spaces for e in space.values()]
+    entries = [e for g in table.each_partition() for space in g.spaces for e in space.values()]
     assert len(table) == len(entries)
     assert table.counts.holding == sum(len(entry.holds) for entry in entries)
     waiting = {waiter for entry in entries for waiter in entry.waiters or ()}
-    waiting |= {waiter for group in table.each_group() for waiter in group.reserved.values()}
+    waiting |= {waiter for group in table.each_partition() for waiter in group.reserved.values()}
     assert table.counts.waiting == len(waiting)
     queues = [entry.waiters for entry in entries if entry.waiters is not None]
     assert all(queue.away == sum(waiter.is_away for waiter in queue) for queue in queues)
-    assert len(table._reservations) == sum(waiter.is_away for waiter in waiting)
+    assert len(table.slots.reservations) == sum(waiter.is_away for waiter in waiting)
 
 
 def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -> None:

@@ -187,7 +187,7 @@ def test_what_ends_while_it_is_looked_for(stage: Stage) -> None:
     for number in range(100):
         stage.ask(f"task[{number}]", f"key-{number:03}", 0)
         stage.ask(f"wait[{number}]", f"key-{number:03}", 1)
-    search = Search(stage.table.each_group(), "t[")
+    search = Search(stage.table.each_partition(), "t[")
     search.step(2.0)
     for number in range(0, 100, 2):
         stage.table.disconnect(stage.peers[f"wait[{number}]"], 2.0, clean=True)
@@ -201,7 +201,7 @@ def test_who_was_granted_meanwhile_is_no_waiter_any_more(stage: Stage) -> None:
     token = stage.ask("first", "k", 0).token
     peer = stage.table.connect()
     stage.table.handle(peer, Enqueue(LOCK, b"k", 1, 30, label=b"second"), 0)
-    search = Search(stage.table.each_group(), "second")
+    search = Search(stage.table.each_partition(), "second")
     while not search._walk.is_done:
         search.step(0.0)
     stage.table.handle(stage.peers["first"], Release(LOCK, b"k", token), 1)

@@ -47,7 +47,7 @@ def test_a_group_that_cannot_start_is_passed_over_and_keeps_its_turn(lock: Stage
     assert asking.told.peer is lock.peers["b-1"]
     asking, reply = asks(lock.table, lock.peers["a-1"])
     assert reply is None
-    ticket = lock.table._group.reserved
+    ticket = lock.table._partition.reserved
     b_1 = next(name for name, waiter in ticket.items() if waiter.peer is lock.peers["b-1"])
     lock.say("-9", Pass(b"k", b_1))
     assert asking.told is not None

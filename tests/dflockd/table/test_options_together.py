@@ -298,7 +298,7 @@ def test_a_place_that_was_set_aside_for_somebody_older_is_the_next_ones(others: 
         assert reply is None
     else:
         assert isinstance(reply, Granted)
-    rate = site.table._group.rates[LOCK, b"k"]
+    rate = site.table._partition.rates.open[LOCK, b"k"]
     assert (len(rate.pending), rate.begun) == (1, 0)
 
 

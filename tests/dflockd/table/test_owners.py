@@ -350,7 +350,7 @@ def test_people_see_who_it_is(table: LockTable) -> None:
 def test_nothing_is_left_of_owners(table: LockTable) -> None:
     holder = run(table, 0)
     ask(table, holder, Enqueue(LOCK, b"k", 2, 30))
-    entry = table._group.spaces[LOCK][b"k"]
+    entry = table._partition.spaces[LOCK][b"k"]
     peers = [run(table, attempt) for attempt in range(1, 5)]
     replies = [ask(table, peer, Enqueue(LOCK, b"k", 2, 30)) for peer in peers]
     assert isinstance(replies[0], Enqueued)

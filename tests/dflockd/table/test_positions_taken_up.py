@@ -169,7 +169,7 @@ def test_nothing_is_left_of_positions_that_nobody_comes_back_to() -> None:
         table.advance(now + 0.1)
     assert len(table) == 0
     table.advance(5.0 + RESERVED_LATE)
-    assert not table._group.reserved
+    assert not table._partition.reserved
     assert table.next_deadline() is None
     assert (table.counts.waiting, table.counts.forgotten) == (0, 4)
 

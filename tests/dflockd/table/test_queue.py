@@ -7,7 +7,7 @@ import pytest
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.line import Line, Process
 from dflockd.table.queue import Queue
-from dflockd.table.state import Entry, Group, Waiter
+from dflockd.table.state import Entry, Partition, Waiter
 from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
 from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
@@ -25,20 +25,18 @@ def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
 def waiter_of(instance: bytes) -> Waiter:
     peer = Peer(1)
     peer.instance = instance
-    entry = Entry(Group(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
+    entry = Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
     return Waiter(entry, peer, 1, 10, 0.0, two_phase=True, owner=Owner(b"run", 0))
 
 
 def test_a_line_is_in_the_order_of_numbers_whoever_has_come_back() -> None:
     """And the next is the first of those whose process asks, or who need none."""
-    line, entry = Line(), Entry(Group(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
+    line, entry = Line(), Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
     one, two = Process(b"one"), Process(b"two")
 
     def waiter(number: int, process: Process | None) -> Waiter:
-        peer = Peer(1)
-        peer.process = process
-        made = Waiter(entry, peer, number, 10, 0.0, two_phase=True)
-        made.turn = None if process is None else 1.0
+        made = Waiter(entry, Peer(1), number, 10, 0.0, two_phase=True)
+        made.process = process
         return made
 
     first, second, third, fourth, fifth = made = [
@@ -48,7 +46,7 @@ def test_a_line_is_in_the_order_of_numbers_whoever_has_come_back() -> None:
         line.enter(each)
     for each in (fourth, second):
         line.go_back(each)
-    assert list(line.all_rows()) == made
+    assert list(line.everybody()) == made
     assert line.next() is third
     two.asking = Peer(2)
     assert line.next() is second

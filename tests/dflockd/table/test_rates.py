@@ -43,7 +43,7 @@ def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(
     # Neither of these has said that it has begun, so nobody knows when a place will be free.
     site.go_to(105.0)
     assert site.granted() == []
-    assert site.table._group.rates[LOCK, b"k"].free(site.now) == 0
+    assert site.table._partition.rates.open[LOCK, b"k"].free(site.now) == 0
 
 
 def test_who_says_nothing_has_begun_when_the_hold_ends(site: Site) -> None:
@@ -145,11 +145,48 @@ def test_who_names_no_rate_takes_no_place(site: Site) -> None:
     assert site.granted() == [waiter.id]
 
 
+def test_a_free_slot_goes_to_the_first_whom_the_rate_lets_begin(site: Site) -> None:
+    rate = Rate(1, 5000)
+    _, token = site.begin(rate, limit=1)
+    rated, _ = site.take(rate, limit=1, timeout=60)
+    others = [site.take(None, limit=1, timeout=60)[0] for _ in range(3)]
+    site.ask(site.table.connect(), Release(LOCK, b"k", token))
+    assert site.granted() == [others[0].id]
+    site.leave(others[0])
+    assert site.granted() == [others[1].id]
+    # There is a place now, so who needs one is the first again.
+    site.go_to(106.0)
+    site.leave(others[1])
+    assert site.granted() == [rated.id]
+    site.leave(rated)
+    assert site.granted() == [others[2].id]
+
+
+def test_a_newcomer_goes_by_the_same_rule(site: Site) -> None:
+    rate = Rate(1, 5000)
+    site.begin(rate, limit=2)
+    rated, _ = site.take(rate, limit=2, timeout=60)
+    assert isinstance(site.take(None, limit=2)[1], Granted)
+    waiter, _ = site.take(None, limit=2, timeout=60)
+    assert site.take(rate, limit=2)[1] is Status.TIMEOUT
+    site.go_to(106.0)
+    assert site.granted() == []  # both slots are taken
+    assert site.take(None, limit=2)[1] is Status.TIMEOUT
+    site.go_to(110.5)
+    assert site.granted() == [rated.id]
+    site.leave(rated)
+    assert site.granted() == [waiter.id]
+
+
 def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     site = Site(max_rate_window=60, max_rate_runs=10, max_locks=1)
     assert site.take(Rate(1, 60_001))[1] is Status.RATE_WINDOW
     assert site.take(Rate(11, 1000))[1] is Status.MAX_RATES
-    assert (len(site.table), site.table._group.rates, site.table.rates.promised) == (0, {}, 0)
+    assert (len(site.table), site.table._partition.rates.open, site.table.rates.promised) == (
+        0,
+        {},
+        0,
+    )
     peer, token = site.begin(Rate(6, 60_000))
     site.ask(peer, Release(LOCK, b"k", token))
     assert len(site.table) == 0  # it does not count among the keys
@@ -157,7 +194,7 @@ def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES  # nor may a known one take all room
     assert isinstance(site.take(Rate(10, 60_000))[1], Granted)
     assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES
-    assert site.table._group.rates[LOCK, b"k"].runs == 10
+    assert site.table._partition.rates.open[LOCK, b"k"].runs == 10
 
 
 def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> None:
@@ -167,9 +204,9 @@ def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> 
             site.ask(peer, Release(LOCK, key, token))
             site.leave(peer)
     site.go_to(101.9)
-    assert len(site.table._group.rates) == 2
+    assert len(site.table._partition.rates.open) == 2
     site.go_to(104.2)
-    assert not site.table._group.rates
+    assert not site.table._partition.rates.open
     assert site.table.rates.promised == 0
     assert site.table.next_deadline() is None
     changed = [change for change in site.table.changes or () if isinstance(change, RateBlock)]

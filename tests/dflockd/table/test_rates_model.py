@@ -15,7 +15,7 @@ from dflockd.table import (
     ShardTable,
     TokenIssuer,
 )
-from dflockd.table.rates import BLOCK
+from dflockd.table.rates import BLOCK, RateRecord
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
@@ -168,10 +168,10 @@ class History:
             tickets = {number: reply.ticket for number, reply in effects}
         else:
             holds, rates = kept_of(self.table)
-            since = self.table._group.rates_since
+            since = self.table._partition.rates.since
             self.table = self.new_table()
             if self.dice.random() < 0.3:
-                rates = [rate._replace(times=()) for rate in rates]
+                rates = [r._replace(times=()) for r in rates if isinstance(r, RateRecord)]
                 since = self.model.now
                 for rate in self.model.rates.values():
                     rate.closed_until = self.model.now + rate.window
@@ -179,7 +179,7 @@ class History:
             self.table.doubt_rates(since)
         ends = {
             hold.token: hold.deadline
-            for group in self.table.each_group()
+            for group in self.table.each_partition()
             for entries in group.spaces
             for hold in all_holds(entries)
         }
@@ -217,9 +217,10 @@ class History:
 
     def check(self) -> None:
         self.model.check()
-        group = next(iter(self.table.each_group()))
+        group = next(iter(self.table.each_partition()))
         for name, rate in self.model.rates.items():
-            real = group.rates.get(name)  # type: ignore[call-overload]
+            self.seen["packed"] += bytes(name[:1]) + name[1] in group.rates.packed
+            real = self.table.rate_of(*name)
             free = rate.runs if real is None else real.free(self.model.now)
             if self.model.now >= rate.closed_until:
                 now = self.model.now  # a move rounds times up
@@ -235,18 +236,29 @@ class History:
             self.table.advance(self.model.now)
         assert len(self.table) == 0
         assert self.table.rates.promised == 0
-        assert not any(group.rates for group in self.table.each_group())
+        assert not any(
+            group.rates.open or group.rates.packed for group in self.table.each_partition()
+        )
+        assert not self.table.rates._open
+
+
+@pytest.fixture(params=[10_000, 0])
+def most_open(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rates that rest and are not packed: as many as there are, or none."""
+    monkeypatch.setattr("dflockd.table.rates.MOST_OPEN", request.param)
+    return int(request.param)
 
 
 @pytest.mark.parametrize(
     "seeds", [range(80), pytest.param(range(80, 4000), marks=pytest.mark.soak)], ids=len
 )
 @pytest.mark.timeout(900)
-def test_random_histories_keep_their_rates(seeds: range) -> None:
+def test_random_histories_keep_their_rates(seeds: range, most_open: int) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
         history = History(seed)
         history.run(250)
         seen += history.seen
+    assert bool(seen.pop("packed", 0)) is (most_open == 0)
     assert len(seen) == 7
     assert min(seen.values()) > 100, seen

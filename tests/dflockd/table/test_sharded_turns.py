@@ -123,9 +123,9 @@ def test_nobody_comes_for_it(tables: tuple[ShardTable, ShardTable]) -> None:
     _, ticket = told(old)
     hand_over(old, new, 0, 1)
     assert new.advance(HOLD + 1) == []
-    assert new.groups[0].reserved
+    assert new.partitions[0].reserved
     new.advance(1.1 + RESERVED_LATE)
-    assert not new.groups[0].reserved
+    assert not new.partitions[0].reserved
     assert take_up(new, ticket, 80, timeout=0)[0][1].__class__ is Granted
     forget_all(new)
 

@@ -11,9 +11,12 @@ from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.limits import STEP
 from dflockd.wire import (
     Acquire,
+    Aged,
+    DrawAge,
     Enqueue,
     Granted,
     How,
+    Owner,
     Release,
     Renew,
     Renewed,
@@ -23,6 +26,7 @@ from dflockd.wire import (
     Space,
     Stats,
     Status,
+    Superseded,
     TimedOut,
     Wait,
 )
@@ -77,7 +81,7 @@ def test_the_end_of_a_big_connection_takes_small_steps() -> None:
     assert all(len(step) <= STEP for step in steps)
     granted = [number for step in [first, *steps] for number, _ in step]
     assert granted == [waiter.id for waiter in waiters[:-1]]
-    assert list(other.holds) == [table._group.spaces[LOCK][last].holds[MANY]]
+    assert list(other.holds) == [table._partition.spaces[LOCK][last].holds[MANY]]
 
 
 def test_holds_that_outlive_a_big_connection_stay() -> None:
@@ -99,21 +103,67 @@ def test_a_server_that_keeps_what_is_held_frees_a_big_connection_that_has_ended(
     assert isinstance(ask(table, other, Acquire(LOCK, b"k", 1, 0, 10)), Granted)
     table.disconnect(big, 1.0, clean=True)
     assert len(table) > STEP
-    table.drain(1.0, keep=True)
+    assert table.drain(1.0, keep=True) == []
+    rest(table, 1.0)
     table.disconnect(other, 1.0, clean=True)
-    assert list(table._group.spaces[LOCK]) == [b"k"]
+    assert list(table._partition.spaces[LOCK]) == [b"k"]
 
 
-def test_who_waits_for_a_big_connection_that_has_ended_is_granted_its_lock_in_a_drain() -> None:
+def test_who_waits_for_a_big_connection_that_has_ended_is_sent_home_in_a_drain() -> None:
     table = table_of()
     big = table.connect()
     take_many(table, big)
     waiter, last = table.connect(), MANY - 1
     assert ask(table, waiter, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
     assert table.disconnect(big, 1.0, clean=True) == []
-    [(number, reply)] = table.drain(1.0)
-    assert number == waiter.id
+    assert table.drain(1.0) == [(waiter.id, Status.DRAINING)]
+    assert not any(rest(table, 1.0))
+    assert len(table) == 0
+
+
+def test_all_are_sent_home_in_small_steps() -> None:
+    table = table_of()
+    holder, much = table.connect(), table.connect()
+    tokens = take_many(table, holder)
+    for number in range(MANY):
+        assert ask(table, much, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
+    waiters = [table.connect() for _ in range(MANY)]
+    for number, waiter in enumerate(waiters):
+        assert ask(table, waiter, Acquire(LOCK, b"%d" % number, 1, 9, 10)) is None
+    # Nobody has heard of the first.
+    assert ask(table, holder, Release(LOCK, b"0", tokens[0])) is Status.OK
+    steps = [table.drain(1.0)]
+    assert ask(table, holder, Acquire(LOCK, b"new", 1, 9, 10), 1.0) is Status.DRAINING
+    steps += rest(table, 1.0)
+    assert all(len(step) <= STEP for step in steps)
+    sent = [effect for step in steps for effect in step]
+    assert sent == [(waiter.id, Status.DRAINING) for waiter in waiters]
+    assert not much.holds
+    assert table.counts.waiting == 0
+    assert len(table) == MANY - 1
+
+
+def test_many_who_are_older_are_sent_away_in_small_steps_and_none_of_them_is_served() -> None:
+    table = table_of()
+    holder, peer = table.connect(), table.connect()
+    reply = ask(table, holder, Acquire(LOCK, b"k", 1, 0, 10))
     assert isinstance(reply, Granted)
+    waiters = [table.connect() for _ in range(MANY)]
+    for number, waiter in enumerate(waiters):
+        old = Acquire(LOCK, b"k", 1, 9, 10, owner=Owner(b"%d" % number, 0, 1))
+        assert ask(table, waiter, old) is None
+    assert isinstance(ask(table, peer, DrawAge(b"k")), Aged)
+    newest = Acquire(LOCK, b"k", 1, 9, 10, owner=Owner(b"newest", 0, 2), label=b"newest")
+    steps = [table.handle(peer, newest, 1.0)]
+    released = table.handle(holder, Release(LOCK, b"k", reply.token), 1.0)
+    assert released[0] == (holder.id, Status.OK)
+    steps += [released[1:], *rest(table, 1.0)]
+    assert all(len(step) <= STEP + 1 for step in steps)
+    [granted] = [effect for step in steps for effect in step if effect[0] == peer.id]
+    assert isinstance(granted[1], Granted)
+    told = [effect for step in steps for effect in step if effect[0] != peer.id]
+    assert told == [(waiter.id, Superseded(2, b"newest")) for waiter in waiters]
+    assert table.counts.ousted == MANY
 
 
 def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
@@ -132,7 +182,7 @@ def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
     rest(table, 1.0)
     assert not big.enqueued
     assert not big.holds
-    assert all(not entry.waiters for entry in table._group.spaces[LOCK].values())
+    assert all(not entry.waiters for entry in table._partition.spaces[LOCK].values())
 
 
 Ask = Callable[[bytes, bytes], Request]
@@ -154,7 +204,7 @@ def test_when_many_leases_end_at_once_none_is_revived(name: str) -> None:
     key = b"%d" % (MANY - 1)
     answer = Status.LEASE_EXPIRED if name == "detach" else Status.ERROR
     assert ask(table, peer, LATE[name](key, tokens[-1]), 10.0) is answer
-    assert key not in table._group.spaces[LOCK]
+    assert key not in table._partition.spaces[LOCK]
     assert all(len(step) <= STEP for step in rest(table, 10.0))
     assert len(table) == 0
     assert table.counts.expired == MANY
@@ -202,7 +252,7 @@ def test_many_who_are_away_are_passed_in_small_steps() -> None:
     for ticket in random.Random(1).sample(tickets, MANY):
         request = Enqueue(LOCK, b"k", 1, 10, ticket=ticket)
         assert ask(table, table.connect(), request, 2.0) is Status.QUEUED
-    queue = table._group.spaces[LOCK][b"k"].waiters
+    queue = table._partition.spaces[LOCK][b"k"].waiters
     assert queue is not None
     assert [each.ticket for each in queue] == tickets
     assert queue.present == len(queue) == MANY
@@ -216,7 +266,7 @@ def test_however_many_slots_are_free_at_once_few_are_passed_in_a_step() -> None:
     for _ in range(MANY):
         reserve(table, peer, slots, away=60_000, hold=0)
     assert ask(table, waiter, Acquire(LOCK, b"k", slots, 9, 10)) is None
-    queue = table._group.spaces[LOCK][b"k"].waiters
+    queue = table._partition.spaces[LOCK][b"k"].waiters
     assert queue is not None
     left = queue.away
     granted = table.disconnect(big, 1.0, clean=True)
@@ -251,7 +301,7 @@ def test_waiters_who_are_away_are_not_counted_one_by_one() -> None:
     ask(table, holder, Acquire(LOCK, b"k", 1, 0, 10))
     for _ in range(10):
         reserve(table, peer, 1, away=60_000, hold=0)
-    queue = table._group.spaces[LOCK][b"k"].waiters
+    queue = table._partition.spaces[LOCK][b"k"].waiters
     assert queue is not None
     assert (len(queue), queue.present) == (10, 0)
     for _ in range(2):
@@ -373,8 +423,8 @@ def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) 
                 assert not any(isinstance(reply, Renewed) for _, reply in effects)
         agree(table)
         for number, reply in table.advance(now) if dice.random() < 0.2 else ():
-            assert number in table._peers, reply
-        for space in table._group.spaces:
+            assert number in table.connections.peers, reply
+        for space in table._partition.spaces:
             for entry in space.values():
                 told = len(entry.waiters.told) if entry.waiters is not None else 0
                 most = max(entry.limit, *(hold.limit for hold in entry.holds.values()), 0)
@@ -386,12 +436,12 @@ def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) 
         now = max(now, deadline)
         table.advance(now)
     assert len(table) == 0
-    assert not table._group.reserved
+    assert not table._partition.reserved
     assert table.counts.holding == table.counts.waiting == 0
 
 
 def is_past_its_deadline(table: LockTable, request: Request, now: float) -> bool:
     if not isinstance(request, Renew | Release):
         return False
-    hold = table._find(table._group, request.space, request.key, request.token)
+    hold = table.slots.find(table._partition, request.space, request.key, request.token)
     return hold is not None and hold.deadline <= now

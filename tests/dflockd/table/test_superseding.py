@@ -229,7 +229,7 @@ def test_alone_in_the_queue_the_newest_has_it_at_once(table: LockTable) -> None:
     assert isinstance(asks(table, older.peer)[1], YourTurn)
     assert isinstance(ask(table, run(table, 2), Enqueue(LOCK, b"k", 1, 30)), Enqueued)
     assert len(table.deadlines) == 1
-    assert not table._group.reserved
+    assert not table._partition.reserved
 
 
 def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockTable) -> None:
@@ -241,7 +241,7 @@ def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockT
     wait(table, 3)
     reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30, ticket=left.ticket))
     assert reply == Superseded(3, b"task-3")
-    assert not table._group.reserved
+    assert not table._partition.reserved
     ask(table, holder, Release(LOCK, b"k", token))
     assert [type(reply) for _, reply in heard()] == [Granted]
 
@@ -285,7 +285,7 @@ def test_an_age_that_was_not_given_out_is_the_oldest(table: LockTable) -> None:
     asks_again = run(table, (1 << 64) - 1)
     reply = ask(table, asks_again, Acquire(LOCK, b"k", 1, 60, 30))
     assert reply == Superseded(drawn.age, b"task-%d" % drawn.age)
-    assert table._group.newest[b"k"].age == drawn.age
+    assert table._partition.newest[b"k"].age == drawn.age
     last = ask(table, stranger, DrawAge(b"k"))
     assert isinstance(last, Aged)
     assert drawn.age < last.age < drawn.age + 10
@@ -300,15 +300,15 @@ def test_of_several_holders_none_is_the_newest(table: LockTable) -> None:
     # It changes nothing, not even the limit.
     assert heard() == []
     assert waiter.waiting is not None
-    assert table._group.newest[b"k"].age == 2
+    assert table._partition.newest[b"k"].age == 2
     assert not newer.peer.enqueued
 
 
 def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
-    table.newest = NewestKeys(3)
+    table.newest = table.slots.newest = NewestKeys(3)
     for key, age in ((b"a", 7), (b"b", 7), (b"c", 7), (b"a", 6), (b"d", 7)):
         ask(table, run(table, age), Acquire(LOCK, key, 1, 0, 30))
-    assert set(table._group.newest) == {b"a", b"c", b"d"}
+    assert set(table._partition.newest) == {b"a", b"c", b"d"}
     assert len(table.newest) == 3
     # Who is there is known without that.
     reply = ask(table, run(table, 6), Acquire(LOCK, b"b", 1, 60, 30))
@@ -316,13 +316,13 @@ def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
 
 
 def test_a_journal_hears_of_who_comes_and_of_who_goes_by_that(table: LockTable) -> None:
-    keys, group = NewestKeys(2), table._group
-    [first] = keys.note(group, NewestRecord(b"a", 1, b""))
-    second, former = keys.note(group, NewestRecord(b"a", 2, b""))
+    keys, group = NewestKeys(2), table._partition
+    [first] = keys.note(group.newest, NewestRecord(b"a", 1, b""))
+    second, former = keys.note(group.newest, NewestRecord(b"a", 2, b""))
     assert former is first
     assert (first.ended, second.ended) == (True, False)
-    keys.note(group, NewestRecord(b"b", 3, b""))
-    third, oldest = keys.note(group, NewestRecord(b"c", 4, b""))
+    keys.note(group.newest, NewestRecord(b"b", 3, b""))
+    third, oldest = keys.note(group.newest, NewestRecord(b"c", 4, b""))
     assert oldest is second
     assert (second.ended, third.ended) == (True, False)
 
@@ -333,7 +333,7 @@ def test_another_table_goes_on_with_what_was_kept(table: LockTable) -> None:
     assert table.changes is not None
     kept = [hold.kept() for hold in holder.holds]
     assert kept[0].age == 5
-    assert table._group.newest[b"k"].kept() == NewestRecord(b"k", 6, b"task-6")
+    assert table._partition.newest[b"k"].kept() == NewestRecord(b"k", 6, b"task-6")
     after = LockTable(Limits(), TokenIssuer(b"secret", 1), kept=True)
     after.restore(kept, 0.0)
     after.remember([NewestRecord(b"k", 6, b"task-6")])

@@ -206,7 +206,7 @@ def test_a_turn_that_nobody_has_heard_of_is_had_again(table: LockTable) -> None:
     assert ask(table, asking, Next(), 1.5) is None
     assert table.disconnect(asking, 1.5, clean=False) == []
     assert table.next_deadline() == 1.0 + HOLD
-    assert not table._group.reserved[ticket].can_start
+    assert not table._partition.reserved[ticket].can_start
 
 
 def test_a_process_that_is_gone_leaves_nothing(table: LockTable) -> None:
@@ -216,8 +216,8 @@ def test_a_process_that_is_gone_leaves_nothing(table: LockTable) -> None:
     for each in (peer, asking):
         table.disconnect(each, 1.0, clean=True)
     assert len(table) == 0
-    assert not table._processes
-    assert not table._group.reserved
+    assert not table.connections.processes
+    assert not table._partition.reserved
     assert table.next_deadline() is None
 
 
@@ -236,7 +236,7 @@ def test_the_end_of_its_connection_ends_it(table: LockTable, has_passed: bool) -
         assert kinds(table.disconnect(holder, 1.0, clean=True)) == [(waiter.id, Granted)]
     table.disconnect(waiter, 1.0, clean=True)
     assert len(table) == 0
-    assert not table._group.reserved
+    assert not table._partition.reserved
 
 
 # Where it could have had a turn.
@@ -252,7 +252,7 @@ def test_keys_that_were_free_take_turns(table: LockTable) -> None:
     order = [tickets.index(ask(table, asking, Next()).ticket) for _ in range(5)]  # type: ignore[attr-defined]
     assert order == [0, 1, 4, 2, 3]
     assert ask(table, asking, Next()) is None
-    assert not table._processes[b"here"].starved
+    assert not table.connections.processes[b"here"].starved
 
 
 def test_each_process_has_the_first_of_its_own(table: LockTable) -> None:
@@ -264,7 +264,7 @@ def test_each_process_has_the_first_of_its_own(table: LockTable) -> None:
         peer, ticket = waiting[name]
         assert asks(table, peer)[1] == YourTurn(ticket)
         assert isinstance(take_up(table, ticket), Granted)
-        [holder] = [p for p in table._peers.values() if p.holds]
+        [holder] = [p for p in table.connections.peers.values() if p.holds]
         assert table.disconnect(holder, 0.0, clean=True) == []
 
 
@@ -286,7 +286,7 @@ def test_trying_once(table: LockTable) -> None:
     peer, _ = want(table)
     assert ask(table, peer, Wait(LOCK, b"k", 0)) is Status.TIMEOUT
     assert not peer.enqueued
-    assert not table._group.reserved
+    assert not table._partition.reserved
     assert len(table) == 0
 
 

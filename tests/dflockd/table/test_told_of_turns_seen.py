@@ -262,14 +262,15 @@ class Race:
     def hear(self, effects: list[Effect]) -> None:
         for number, reply in effects:
             if isinstance(reply, YourTurn):
-                waiter = self.table._group.reserved[reply.ticket]
-                assert waiter.peer.instance == self.table._peers[number].instance
+                waiter = self.table._partition.reserved[reply.ticket]
+                assert waiter.peer.instance == self.table.connections.peers[number].instance
                 self.tickets[reply.ticket] = waiter.peer.instance
-                row = waiter.entry.queue().row(waiter.process)
+                assert waiter.process is not None
+                row = waiter.entry.queue().rows.get(waiter.process)
                 first = None if row is None else row.head()
                 assert first is None or waiter.number < first.number, "told before who is ahead"
             elif isinstance(reply, Granted):
-                self.holders.append((self.table._peers[number], reply.token))
+                self.holders.append((self.table.connections.peers[number], reply.token))
 
     def check(self) -> None:
         entry = self.table.find(LOCK, b"k")

@@ -107,7 +107,7 @@ def test_only_the_answer_that_was_not_sent_counts() -> None:
     assert ask(table, peer, Acquire(LOCK, b"other", 1, 1, 30)) is None
     assert table.advance(2.0) == [(peer.id, Status.TIMEOUT)]
     table.disconnect(peer, 2.0, clean=False, told=False)  # it was the timeout
-    assert b"k" in table._group.spaces[LOCK]
+    assert b"k" in table._partition.spaces[LOCK]
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 
 from dflockd.shards import get_shard_id
 from dflockd.table.sharded import RESUME_TIMEOUT
-from dflockd.table.state import Group, Waiter
+from dflockd.table.state import Partition, Waiter
 from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import (
     Acquire,
@@ -21,7 +21,7 @@ from tests.dflockd.cluster.simulation.machines import (
 )
 
 
-def _entries(group: Group) -> Iterable[Any]:
+def _entries(group: Partition) -> Iterable[Any]:
     return (entry for space in group.spaces for entry in space.values())
 
 
@@ -62,7 +62,7 @@ class Observed(Process):
         def froze(_: object, shard: int, *args: object) -> None:
             world.counts["freezes"] += 1
             world.log(self.name, "freezes shard %d", shard)
-            for entry in _entries(table.groups[shard]):
+            for entry in _entries(table.partitions[shard]):
                 waiters = list(entry.waiters or ())
                 waiters += [hold.waiter for hold in entry.holds.values() if hold.waiter]
                 for waiter in waiters:
@@ -109,7 +109,7 @@ class Observed(Process):
     def _note_kept(self, connection: Connection, place: bytes) -> None:
         self.world.counts["places kept"] += 1
         self.world.places[place] = connection.ticket
-        for shard, group in self.table.groups.items():
+        for shard, group in self.table.partitions.items():
             waiter = group.reserved.get(place)
             if waiter is not None and waiter.reservation is not None:
                 self.kept[place] = shard, waiter.reservation.until
@@ -118,7 +118,7 @@ class Observed(Process):
         """From now on the position is there for whoever has the ticket, while its connection is."""
         self.world.counts["told of their turns"] += 1
         connection.told.add(ticket)
-        for shard, group in self.table.groups.items():
+        for shard, group in self.table.partitions.items():
             waiter = group.reserved.get(ticket)
             if waiter is not None:
                 self.kept[ticket] = shard, math.inf
@@ -140,7 +140,7 @@ class Observed(Process):
         assert peer is not None
         (given,) = (hold.since for hold in peer.holds if hold.token == token)
         shard = get_shard_id(key.name, self.world.parameters.num_shards)
-        group = self.table.groups.get(shard)
+        group = self.table.partitions.get(shard)
         entry = group.spaces[key.space].get(key.name) if group is not None else None
         present = []
         for waiter in (entry.waiters or ()) if entry is not None else ():
@@ -169,7 +169,7 @@ class Observed(Process):
     def _judge_turns(self) -> None:
         """Look for whom slots were set aside, and who was let pass: that is a turn, too."""
         turns = self.world.turns
-        for group in self.table.groups.values():
+        for group in self.table.partitions.values():
             for entry in _entries(group):
                 waiters = list(entry.waiters or ())
                 key = Key(entry.space, entry.key, entry.limit)
@@ -214,13 +214,13 @@ class Observed(Process):
         now = self.clock.read()
         if not (self.alive and self.node.may_serve(now)):
             return set()
-        return {shard for shard in self.table.groups if self._is_open(shard, now)}
+        return {shard for shard in self.table.partitions if self._is_open(shard, now)}
 
     def grants(self) -> set[int]:
         """Return the shards that it grants locks of."""
-        now, groups = self.clock.read(), self.table.groups
+        now, groups = self.clock.read(), self.table.partitions
         return {shard for shard in self.able() if (groups[shard].recovers_until or 0) <= now}
 
     def _is_open(self, shard: int, now: float) -> bool:
         key = b"shard#%d/" % shard
-        return isinstance(self.table._serving(key, now), Group)
+        return isinstance(self.table.serving(key, now), Partition)

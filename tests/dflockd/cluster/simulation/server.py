@@ -219,7 +219,7 @@ class ServerProcess(Observed):
 
     def _reserved(self, ticket: bytes) -> Waiter | None:
         """Return who has that ticket, of those whose positions can be taken up."""
-        waiters = [group.reserved.get(ticket) for group in self.table.groups.values()]
+        waiters = [group.reserved.get(ticket) for group in self.table.partitions.values()]
         return next(filter(None, waiters), None)
 
     def handle(self, now: float, connection: Connection, request: Request) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from dflockd.table import owners
+from dflockd.table import owners, recovery, superseding
 from dflockd.table.newest import OLDEST
 from dflockd.table.rates import Rate
-from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.slots import Effect, Slots
+from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import GONE, GRANTED, UNTOLD
-from dflockd.table.superseding import Superseding
 from dflockd.wire import (
     FairGroup,
     Owner,
@@ -39,8 +38,34 @@ _OK: Final = Status.OK
 _ERROR: Final = Status.ERROR
 
 
-class Locking(Superseding):
-    """What those ask who want a slot or have one. Effects are what others are told."""
+class Requests:
+    """What those ask who want a slot or have one. Effects are what others are told.
+
+    Attributes:
+        slots: of which.
+        limits: see there.
+        counts: see there.
+        changes: see there.
+        rates: see there.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.limits = slots.limits
+        self.counts = slots.counts
+        self.changes = slots.changes
+        self.rates = slots.rates
+        self._partition = Partition(slots.issuer)
+        self._is_whole = True
+        """Whether all keys are in that partition, whatever the time."""
+
+    def locate(self, key: bytes) -> Partition | Refusal:
+        """Return the partition that a key is in, or what to answer if that is not here."""
+        return self._partition
+
+    def serving(self, key: bytes, now: float) -> Partition | Refusal:
+        """Return the partition that a key is in, if it may be granted and renewed there now."""
+        return self.locate(key)
 
     def acquire(
         self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
@@ -62,29 +87,29 @@ class Locking(Superseding):
             return self._refuse(entry)
         rate = None if asked.rate is None else entry.queue().rate
         if self._has_room(entry, asked.group, rate, now, effects):
-            hold = self._grant(entry, peer, lease, asked.owner, asked.label, now, rate)
+            hold = self.slots.grant(entry, peer, lease, asked.owner, asked.label, now, rate)
             if asked.group is not None:
                 entry.grouped().begin(hold.fence, asked.group)
             if self.changes is not None:
-                self._note(hold)
+                self.slots.note(hold)
             return hold
-        if self._is_full(entry):
+        if self.slots.is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
         if asked.timeout == 0 and asked.reserve is None:
             self.counts.busy += 1
             if not (entry.holds or entry.waiters):  # it is new, and its rate lets nobody begin
-                self._remove(entry)
+                self.slots.remove(entry)
             return Status.TIMEOUT
-        waiter = self._join(
+        waiter = self.slots.join(
             *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
             two_phase=False,
             is_rated=rate is not None,
         )
         waiter.reserve = asked.reserve
         if asked.timeout == 0:
-            return self._end_wait(waiter, now)
-        self._block(waiter, asked.timeout, now)
+            return self.slots.end_wait(waiter, now, effects)
+        self.slots.block(waiter, asked.timeout, now)
         return None
 
     def enqueue(
@@ -114,7 +139,7 @@ class Locking(Superseding):
             return self._enqueue_anew(entry, peer, asked, lease, now, effects)
         has_slot = self._move(waiter, entry, peer, asked, lease, effects, two_phase=True)
         peer.enqueued[name] = waiter
-        self._go_on_with(waiter, has_slot, now, effects)
+        self.slots.go_on_with(waiter, has_slot, now, effects)
         return self._answer_enqueued(waiter)
 
     def wait(
@@ -125,47 +150,54 @@ class Locking(Superseding):
         if waiter is None:
             if key_problem(key):
                 return _ERROR
-            return self._outdated(space, key, asked.age) or Status.NOT_ENQUEUED
+            partition = self.locate(key)
+            older: Refusal | None = None
+            if space == Space.LOCK and isinstance(partition, Partition):
+                older = superseding.outdated(partition, key, asked.age)
+            return older or Status.NOT_ENQUEUED
         hold = waiter.hold
         if hold is not None:
-            self._forget_waiter(waiter)
+            self.slots.forget_waiter(waiter)
             waiter.state = GONE
             hold.waiter = None
             hold.told = True
             hold.lease = waiter.lease
-            self._extend(hold, waiter.lease, now)
+            self.slots.extend(hold, waiter.lease, now)
             return hold
         waiter.reserve = asked.reserve
         if asked.timeout == 0 and not waiter.is_told:
-            can_start, answer = waiter.turn is None, self._end_wait(waiter, now)
-            if not can_start:
-                self._look_after(waiter, now, effects)
-            return answer
-        self._block(waiter, asked.timeout, now)
+            return self.slots.end_wait(waiter, now, effects)
+        self.slots.block(waiter, asked.timeout, now)
         return None
 
     def release(
         self, space: int, key: bytes, token: bytes, now: float, effects: list[Effect]
     ) -> Refusal:
         """Give a slot back."""
-        group = self._group if self._is_whole else self._group_of(key)
-        hold = self._find(group, space, key, token) if isinstance(group, Group) else None
+        partition = self._partition if self._is_whole else self.locate(key)
+        hold = (
+            self.slots.find(partition, space, key, token)
+            if isinstance(partition, Partition)
+            else None
+        )
         if hold is not None:
             self.counts.released += 1
-            self._free(hold, now, effects)
+            self.slots.free(hold, now, effects)
             return _OK
         if key_problem(key):
             return _ERROR
-        if not isinstance(group, Group):
-            return group
-        return self._release_forgotten(group, space, key, token, now, effects)
+        if not isinstance(partition, Partition):
+            return partition
+        return recovery.release_forgotten(self.slots, partition, space, key, token, now, effects)
 
     def unbegun(self, key: bytes, token: bytes, now: float, effects: list[Effect]) -> Refusal:
         """Give a slot back whose run has not begun: it does not count for the rate of the key."""
-        group = self._group_of(key)
-        hold = self._find(group, Space.LOCK, key, token) if isinstance(group, Group) else None
+        partition = self.locate(key)
+        hold: Hold | None = None
+        if isinstance(partition, Partition):
+            hold = self.slots.find(partition, Space.LOCK, key, token)
         if hold is not None:
-            self._give_place_back(hold)
+            self.slots.give_place_back(hold)
         return self.release(Space.LOCK, key, token, now, effects)
 
     def begun(self, hold: Hold, now: float) -> None:
@@ -174,7 +206,7 @@ class Locking(Superseding):
         if queue is not None:
             rate = queue.rate
             if rate is not None and self.rates.begin(rate, hold.fence, now) and queue:
-                self._wake(queue, rate, now)
+                self.slots.wake(queue, rate, now)
 
     def renew(
         self,
@@ -209,27 +241,31 @@ class Locking(Superseding):
         lease = self.limits.default_lease if lease is None else lease
         if lease > self.limits.max_lease:
             return _ERROR
-        serving = self._group if self._is_whole else self._serving(key, now)
-        hold = self._find(serving, space, key, token) if isinstance(serving, Group) else None
+        serving = self._partition if self._is_whole else self.serving(key, now)
+        hold = (
+            self.slots.find(serving, space, key, token) if isinstance(serving, Partition) else None
+        )
         if hold is None and key_problem(key):
             return _ERROR
-        if not isinstance(serving, Group):
+        if not isinstance(serving, Partition):
             return serving
         if hold is None:
             back = None
             if not confirm:
                 who = owner, label, group
-                back = self._reclaim(serving, peer, space, key, token, lease, now, effects, *who)
+                back = recovery.reclaim(
+                    *(self.slots, serving, peer, space, key, token, lease, now, effects), *who
+                )
             if back is None:
                 self.counts.unknown += 1
             return back or _ERROR
         if serving.recovers_until is not None:
-            doubt = self._doubt(serving, hold, now, confirm=confirm)
+            doubt = recovery.doubt(serving, hold, now, confirm=confirm)
             if doubt is not None:
                 return doubt
         self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
         hold.lease = lease
-        self._extend(hold, lease, now)
+        self.slots.extend(hold, lease, now)
         if hold.peer is not peer:
             if hold.peer is not None:
                 del hold.peer.holds[hold]
@@ -251,14 +287,14 @@ class Locking(Superseding):
         Returns:
             The entry, which may be new, or what to answer.
         """
-        group = self._group if self._is_whole else self._serving(key, now)
+        partition = self._partition if self._is_whole else self.serving(key, now)
         entry: Entry | None = None
-        if isinstance(group, Group) and group.recovers_until is None:
-            entry = group.spaces[space].get(key)
+        if isinstance(partition, Partition) and partition.recovers_until is None:
+            entry = partition.spaces[space].get(key)
         if entry is None and key_problem(key):
             return _ERROR
         if entry is None or entry.limit != asked.limit:
-            found = self._entry(group, space, key, asked.limit, now, effects)
+            found = self.slots.entry_of(partition, space, key, asked.limit, now, effects)
             if not isinstance(found, Entry):
                 return found
             entry = found
@@ -285,7 +321,9 @@ class Locking(Superseding):
     def _position_of(self, entry: Entry, peer: Peer, asked: Asked) -> Waiter | OwnerConflict | None:
         """Return the position that somebody takes up, by its ticket or as what their process lost."""
         if asked.ticket:
-            waiter = self._reservations.find(entry.group, entry.space, entry.key, asked.ticket)
+            waiter = self.slots.reservations.find(
+                entry.partition, entry.space, entry.key, asked.ticket
+            )
             if waiter is not None:
                 return waiter
         if asked.owner is None or entry.owners is None:
@@ -310,27 +348,24 @@ class Locking(Superseding):
         """
         is_resumed = _is_resumed(waiter, asked)
         if is_resumed or waiter.owner is None:
-            self._unblock(waiter, Status.NOT_ENQUEUED, effects)
+            self.slots.unblock(waiter, Status.NOT_ENQUEUED, effects)
         else:
-            self._unblock(waiter, OwnerConflict(b"waiting", waiter.owner.attempt), effects)
+            conflict = OwnerConflict(b"waiting", waiter.owner.attempt)
+            self.slots.unblock(waiter, conflict, effects)
         if waiter.two_phase:
-            self._forget_waiter(waiter)
+            self.slots.forget_waiter(waiter)
         if waiter.turn is not None:
-            del entry.group.reserved[waiter.ticket]
-        has_slot = self._reservations.come_back(waiter, entry)
-        turn = None if asked.turn is None else asked.turn / 1000
-        entry.queue().hand(waiter, peer, turn)
+            del entry.partition.reserved[waiter.ticket]
+        has_slot = self.slots.reservations.come_back(waiter, entry)
         if is_resumed:
             owners.discard(entry, waiter)
             waiter.owner, waiter.label = asked.owner, asked.label
             owners.add(entry, waiter)
-        waiter.lease, waiter.two_phase = lease, two_phase
-        waiter.is_rated = asked.rate is not None
-        waiter.reserve = asked.reserve
-        if turn is not None:
-            if is_resumed:
-                waiter.ticket = b""  # a ticket works once
-            self._reservations.name(waiter)
+        waiter.lease, waiter.two_phase, waiter.reserve = lease, two_phase, asked.reserve
+        if is_resumed and asked.turn is not None:
+            waiter.ticket = b""  # a ticket works once
+        turn = None if asked.turn is None else asked.turn / 1000
+        self.slots.hand(waiter, peer, turn, is_rated=asked.rate is not None)
         return has_slot
 
     def _has_room(
@@ -351,24 +386,22 @@ class Locking(Superseding):
             return len(entry.holds) < entry.limit
         if of_group is not None:
             if queue.heed(of_group):  # it had all that it might: so the entry stays
-                self._promote(entry, now, effects)
+                self.slots.promote(entry, now, effects)
             if not queue.has_room(of_group):
                 return False
-        free = entry.limit - len(entry.holds)
-        if free > 0 and rate is not None:
-            free = min(free, rate.free(now))
-            if queue.ahead > len(queue.told) + len(queue.expected):
-                return False  # the rate lets one begin, and they are next
-        return queue.ahead < free
+        if rate is not None and (queue.rated_ahead or rate.free(now) <= queue.places):
+            return False  # none for anybody, or it is that of somebody else
+        ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
+        return ahead < entry.limit - len(entry.holds)
 
     def _name_rate(self, entry: Entry, asked: RateAsked, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""
-        refusal = self.rates.refusal(entry.group, (entry.space, entry.key), asked)
+        refusal = self.rates.refusal(entry.partition.rates, (entry.space, entry.key), asked)
         if refusal is None:
-            rate = self.rates.name(entry.group, (entry.space, entry.key), asked, now)
+            rate = self.rates.name(entry.partition.rates, (entry.space, entry.key), asked, now)
             entry.queue().rate = rate
         elif not (entry.holds or entry.waiters):
-            self._remove(entry)
+            self.slots.remove(entry)
         return refusal
 
     def _is_too_much(self, entry: Entry, asked: Asked, back: Waiter | None, number: int) -> bool:
@@ -381,24 +414,26 @@ class Locking(Superseding):
                 for already, and one with a turn is not counted beside its own hold.
             number: how much the connection has.
         """
-        if number >= self._max_holds:
+        if number >= self.slots.max_holds:
             return True
-        if asked.limit <= self._max_holds or (back is not None and not _is_resumed(back, asked)):
+        if asked.limit <= self.slots.max_holds or (
+            back is not None and not _is_resumed(back, asked)
+        ):
             return False
         told = len(entry.waiters.told) if entry.waiters is not None and back is None else 0
-        return len(entry.holds) + told >= self._max_holds
+        return len(entry.holds) + told >= self.slots.max_holds
 
     def _refuse(self, entry: Entry) -> Reply:
         """Return the answer to who asks for too much, of an entry that may be new."""
         self.counts.full += 1
         if not (entry.holds or entry.waiters):
-            self._remove(entry)
+            self.slots.remove(entry)
         return Status.MAX_HOLDS
 
     def _contend_with_age(
         self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
     ) -> Entry | Refusal:
-        """Have somebody with an age ask for a lock; see `_contend`.
+        """Have somebody with an age ask for a lock; see `superseding`.
 
         That the same attempt of it is there already is said first: that one has an end of its own.
         An age that was not given out here counts as `OLDEST`. It may be another server's, from before
@@ -407,13 +442,13 @@ class Locking(Superseding):
         """
         owner = asked.owner
         assert owner is not None
-        if owner.age > entry.group.issuer.fence:
+        if owner.age > entry.partition.issuer.fence:
             owner = asked.owner = owner._replace(age=OLDEST)
         found = self._position_of(entry, peer, asked)
         if isinstance(found, OwnerConflict):
             return found
         resumed = found if found is not None and _is_resumed(found, asked) else None
-        return self._contend(entry, owner.age, asked.label, resumed, now, effects)
+        return superseding.contend(self.slots, entry, owner.age, asked.label, resumed, now, effects)
 
     def _go_on_waiting(
         self,
@@ -429,8 +464,8 @@ class Locking(Superseding):
         if self._is_too_much(entry, asked, waiter, len(peer.holds)):
             return self._refuse(entry)
         has_slot = self._move(waiter, entry, peer, asked, lease, effects, two_phase=False)
-        self._block(waiter, asked.timeout, now)
-        self._go_on_with(waiter, has_slot, now, effects)
+        self.slots.block(waiter, asked.timeout, now)
+        self.slots.go_on_with(waiter, has_slot, now, effects)
         return None
 
     def _enqueue_anew(
@@ -447,11 +482,11 @@ class Locking(Superseding):
         has_room = self._has_room(entry, asked.group, rate, now, effects)
         if asked.turn is None and has_room:
             waiter = self._grant_enqueued(entry, peer, asked, lease, rate, now)
-        elif self._is_full(entry):
+        elif self.slots.is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
         else:
-            waiter = self._join(
+            waiter = self.slots.join(
                 *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
                 two_phase=True,
                 is_rated=rate is not None,
@@ -459,8 +494,7 @@ class Locking(Superseding):
             )
         peer.enqueued[entry.space, entry.key] = waiter
         if asked.turn is not None:
-            self._reservations.name(waiter)
-            self._promote(entry, now, effects)
+            self.slots.promote(entry, now, effects)
         return self._answer_enqueued(waiter)
 
     def _answer_enqueued(self, waiter: Waiter) -> Answer:
@@ -470,17 +504,17 @@ class Locking(Superseding):
         if waiter.state == UNTOLD:
             waiter.state = GRANTED
             hold.told = True
-        self._note(hold)
+        self.slots.note(hold)
         return hold
 
     def _grant_enqueued(
         self, entry: Entry, peer: Peer, asked: Asked, lease: int, rate: Rate | None, now: float
     ) -> Waiter:
         """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
-        hold = self._grant(entry, peer, lease, asked.owner, asked.label, now, rate)
+        hold = self.slots.grant(entry, peer, lease, asked.owner, asked.label, now, rate)
         if asked.group is not None:
             entry.grouped().begin(hold.fence, asked.group)
-        number = next(self._arrivals)
+        number = next(self.slots.arrivals)
         waiter = Waiter(entry, peer, number, lease, now, two_phase=True, state=GRANTED)
         hold.waiter, waiter.hold = waiter, hold
         return waiter
@@ -505,4 +539,4 @@ class Locking(Superseding):
 def _is_resumed(waiter: Waiter, asked: Asked) -> bool:
     """Whether a position is taken up by its ticket."""
     ticket = asked.ticket
-    return ticket != b"" and waiter.entry.group.reserved.get(ticket) is waiter
+    return ticket != b"" and waiter.entry.partition.reserved.get(ticket) is waiter

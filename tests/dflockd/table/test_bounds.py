@@ -1,0 +1,151 @@
+"""How much there may be, for one connection and one key as well as in total, and what that takes."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+from dflockd.table import Limits, LockTable, Peer, TokenIssuer
+from dflockd.table.rates import MOST_OPEN
+from dflockd.table.reservations import MAX_RESERVED
+from dflockd.wire import (
+    Acquire,
+    Granted,
+    How,
+    Owner,
+    Rate,
+    Release,
+    Renew,
+    Reply,
+    Request,
+    Reserve,
+    Space,
+    Status,
+    TimedOut,
+)
+
+LOCK = Space.LOCK
+LABEL = b"l" * 60
+DAY = 86_400_000
+
+
+def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
+    effects = table.handle(peer, request, now)
+    return next((reply for number, reply in effects if number == peer.id), None)
+
+
+def reserve(table: LockTable, peer: Peer, key: bytes, number: int = 0) -> Reply | None:
+    """Want what somebody has, and be away."""
+    who = {"owner": Owner(b"run-%d" % number, 0), "label": LABEL + b"%d" % number}
+    reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, reserve=Reserve(60_000, 0), **who))
+    if isinstance(reply, Granted):
+        return reserve(table, peer, key, number)
+    return reply
+
+
+def table_of(**limits: int) -> LockTable:
+    return LockTable(Limits(**limits), TokenIssuer(b"secret", 0))
+
+
+def bytes_of(make: Callable[[], object]) -> int:
+    """Return how much memory is in use that was not before."""
+    gc.collect()
+    tracemalloc.start()
+    kept = make()
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept
+    return size
+
+
+def test_a_connection_leaves_so_many_positions() -> None:
+    table = table_of(max_holds=3)
+    peer, other, holder = table.connect(), table.connect(), table.connect()
+    tickets = []
+    for number in range(3):
+        assert isinstance(ask(table, holder, Acquire(LOCK, b"%d" % number, 1, 0, None)), Granted)
+        reply = reserve(table, peer, b"%d" % number, number)
+        assert isinstance(reply, TimedOut)
+        tickets.append(reply.ticket)
+    assert reserve(table, peer, b"0", 4) is Status.TIMEOUT
+    assert isinstance(reserve(table, other, b"0", 4), TimedOut)
+    # One that is taken up, or forgotten, makes room for another.
+    back = table.connect()
+    assert ask(table, back, Acquire(LOCK, b"0", 1, 9, None, ticket=tickets[0])) is None
+    assert isinstance(reserve(table, peer, b"0", 5), TimedOut)
+    assert reserve(table, peer, b"0", 6) is Status.TIMEOUT
+    table.advance(121.0)
+    assert peer.kept == 0
+
+
+def test_in_a_queue_are_so_many_positions_of_who_is_away() -> None:
+    table = table_of(max_holds=3)
+    holder = table.connect()
+    got = ask(table, holder, Acquire(LOCK, b"k", 1, 0, None))
+    assert isinstance(got, Granted)
+    replies = [reserve(table, table.connect(), b"k", number) for number in range(4)]
+    assert [type(reply) for reply in replies] == [TimedOut] * 3 + [Status]
+    assert ask(table, table.connect(), Acquire(LOCK, b"k", 1, 9, None)) is None  # others may wait
+    assert ask(table, holder, Acquire(LOCK, b"o", 1, 0, None)) is not None
+    assert isinstance(reserve(table, table.connect(), b"o", 4), TimedOut)
+    # They are passed, and the queue has room for others.
+    ask(table, holder, Release(LOCK, b"k", got.token))
+    assert isinstance(reserve(table, table.connect(), b"k", 4), TimedOut)
+
+
+def test_all_reservations_take_so_much() -> None:
+    table = table_of(max_locks=20, max_holds=10_000)
+    keys = [b"%d" % number for number in range(10)]
+    holder = table.connect()
+    for key in keys:
+        assert isinstance(ask(table, holder, Acquire(LOCK, key, 1, 0, None)), Granted)
+
+    def fill() -> object:
+        for number in range(MAX_RESERVED):
+            if number % 10_000 == 0:
+                peer = table.connect()
+            assert isinstance(reserve(table, peer, keys[number % 10], number), TimedOut)
+        return True
+
+    size = bytes_of(fill)
+    assert size < 80e6
+    assert reserve(table, table.connect(), keys[0], MAX_RESERVED) is Status.TIMEOUT
+
+
+def test_a_rate_with_one_run_takes_200_bytes() -> None:
+    """As one a day for each of many users."""
+    many = 50_000
+    table = LockTable(Limits(), TokenIssuer(b"secret", 0))
+    peer = table.connect()
+
+    def fill() -> object:
+        for number in range(many):
+            key = b"digest:user-%08d" % number
+            reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, Rate(1, DAY)), number / 100)
+            assert isinstance(reply, Granted)
+            ask(table, peer, Renew(LOCK, key, reply.token, None, How.BEGUN), number / 100)
+            ask(table, peer, Release(LOCK, key, reply.token), number / 100)
+        return True
+
+    size = bytes_of(fill)
+    assert table.rates.size == many
+    assert size - MOST_OPEN * 1000 < 200 * (many - MOST_OPEN)
+    # They are known all the same, and gone a day later.
+    again = Acquire(LOCK, b"digest:user-00000001", 1, 0, None, Rate(1, DAY))
+    assert ask(table, peer, again, many / 100) is Status.TIMEOUT
+    while (due := table.next_deadline()) is not None:
+        table.advance(due)
+    assert (table.rates.size, table.rates.promised) == (0, 0)
+
+
+def test_more_rates_than_may_be_are_refused() -> None:
+    table = LockTable(Limits(max_rate_runs=10), TokenIssuer(b"secret", 0))
+    peer = table.connect()
+    replies = [
+        ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, None, Rate(1, DAY)))
+        for number in range(11)
+    ]
+    assert [type(reply) for reply in replies[:10]] == [Granted] * 10
+    assert replies[10] is Status.MAX_RATES
