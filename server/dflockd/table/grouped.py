@@ -86,19 +86,11 @@ class Ring(Generic[W]):
         """The number of the last turn."""
         self._heaps: dict[Process | None, Heap[W]] = {}
 
-    def keep(self, lane: Lane[W], newest: Process | None, *, is_in: bool) -> None:
-        """Let a lane be in it, at the end if it has not been, or not be in it.
-
-        Args:
-            lane: the lane.
-            newest: whose somebody may have come there last.
-            is_in: see above.
-        """
+    def keep(self, lane: Lane[W], *, is_in: bool) -> None:
+        """Let a lane be in it, at the end if it has not been, or not be in it."""
         if not is_in:
             self.lanes.pop(lane, None)
-        elif lane in self.lanes:
-            self._list(lane, newest)
-        else:
+        elif lane not in self.lanes:
             self.move_to_end(lane)
             self._list(lane, None)
             for process in lane.processes(is_plain=self._is_plain):
@@ -137,6 +129,11 @@ class Ring(Generic[W]):
                 return lane
         del self._heaps[process]
         return None
+
+    def note(self, lane: Lane[W], process: Process | None) -> None:
+        """Note that somebody of a process is in a lane, or somebody who can start at any time."""
+        if lane in self.lanes:
+            self._list(lane, process)
 
     def forget(self, process: Process) -> None:
         """Note that nobody of a process is in any lane."""
@@ -268,26 +265,33 @@ class GroupedQueue(Queue[W]):
         self.line[waiter] = None
         lane = self._lane(waiter.group)
         lane.of(waiter).enter(waiter)
-        self._count(waiter)
-        self._review(lane, waiter.process)
+        if waiter.process is not None:
+            self._count(waiter.process)
+        self._review(lane)
+        self._note(lane, waiter.process)
 
     def come_back(self, waiter: W) -> None:
         """Let somebody in who has a position from before: ahead of the later ones of the group."""
         insort(self.returned, waiter, key=number_of)
         lane = self._lane(waiter.group)
         lane.of(waiter).go_back(waiter)
-        self._count(waiter)
-        self._review(lane, waiter.process)
+        if waiter.process is not None:
+            self._count(waiter.process)
+        self._review(lane)
+        self._note(lane, waiter.process)
 
     def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
         """Let somebody in line be one who is told by another process, or needs a place, or neither."""
         lane = self._lane(waiter.group)
         lane.of(waiter).leave(waiter)
-        self._uncount(waiter)
+        if waiter.process is not None:
+            self._uncount(waiter, waiter.process)
         waiter.process, waiter.is_rated = process, is_rated
         lane.of(waiter).go_back(waiter)
-        self._count(waiter)
-        self._review(lane, process)
+        if waiter.process is not None:
+            self._count(waiter.process)
+        self._review(lane)
+        self._note(lane, process)
 
     def expect(self, waiter: W) -> None:
         """Hold a slot for somebody whose turn it is."""
@@ -297,26 +301,29 @@ class GroupedQueue(Queue[W]):
 
     def remove(self, waiter: W) -> None:
         """Take somebody out, who is still in the state in which they were here."""
+        self.away -= waiter.is_away
         lane = self._lane(waiter.group)
         if waiter.state == EXPECTED:
             lane.taken -= 1
-        elif waiter.state != PASSED:
+            self.places -= waiter.is_rated
+            take_out(waiter, self.expected if waiter.is_away else self.told)
+        elif waiter.state == PASSED:
+            take_out(waiter, self.passed)
+        else:
             lane.of(waiter).leave(waiter)
-        super().remove(waiter)
+            self.drop(waiter)  # if it has come since there are groups here
+            if waiter.process is not None:
+                self._uncount(waiter, waiter.process)
         self._review(lane)
-
-    def _step_out(self, waiter: W) -> None:
-        """Take somebody out who stands in line, and in that of their group no more."""
-        if waiter in self.line:
-            del self.line[waiter]
-        else:  # or it has come before there were groups here
-            take_out(waiter, self.returned)
-        self._uncount(waiter)
 
     def _forget(self, process: Process, waiter: W) -> None:
         super()._forget(process, waiter)
         self._ring.forget(process)
         self._plain_ring.forget(process)
+
+    def _note(self, lane: Lane[W], process: Process | None) -> None:
+        self._ring.note(lane, process)
+        self._plain_ring.note(lane, process)
 
     def _asking_in(self, ring: Ring[W]) -> int:
         """How many processes ask that have somebody in a ring."""
@@ -401,27 +408,28 @@ class GroupedQueue(Queue[W]):
             lane.limit = group.limit
         return lane
 
-    def _review(self, lane: Lane[W], newest: Process | None = None) -> None:
-        """Take in what has changed in a lane, where there may be somebody new of a process."""
-        plain, anytime = lane.length, lane.size
-        waiting, all_anytime = plain, anytime
+    def _review(self, lane: Lane[W]) -> None:
+        """Take in what has changed in a lane."""
+        plain = all_anytime = len(lane.line) + len(lane.returned)
+        in_line = waiting = plain + lane.called
         if lane.rated is not None:
             waiting += lane.rated.length
             all_anytime += lane.rated.size
-        if not lane.has_room:
-            plain = anytime = all_anytime = 0
-        ready = waiting if lane.has_room else 0
+        ready = waiting
+        if 0 < lane.limit <= lane.taken:  # as `Lane.has_room`, without a call
+            ready = in_line = plain = all_anytime = 0
         self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting
         self._anytime += all_anytime - lane.anytime
-        self._plain += anytime - lane.plain
-        self._ring.keep(lane, newest, is_in=ready > 0)
-        self._plain_ring.keep(lane, newest, is_in=plain > 0)
+        self._plain += plain - lane.plain
+        if ready or lane.ready:
+            self._ring.keep(lane, is_in=ready > 0)
+            self._plain_ring.keep(lane, is_in=in_line > 0)
         if waiting and not ready:
             self._resting[lane.name] = lane
         else:
             self._resting.pop(lane.name, None)
-        lane.waiting, lane.ready, lane.anytime, lane.plain = waiting, ready, all_anytime, anytime
+        lane.waiting, lane.ready, lane.anytime, lane.plain = waiting, ready, all_anytime, plain
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
 

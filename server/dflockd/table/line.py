@@ -133,6 +133,10 @@ class Row(Generic[W]):
             return iter(self.line)
         return merge(self.returned, self.line, key=number_of)
 
+    def copies(self) -> list[list[W]]:
+        """Return them as they are now, each list by number."""
+        return [list(self.line), self.returned.copy()]
+
     def head(self) -> W | None:
         """Return who came first."""
         first = next(iter(self.line)) if self.line else None
@@ -182,10 +186,14 @@ class Line(Row[W]):
 
     def leave(self, waiter: W) -> None:
         """Take somebody out who is in it."""
-        process = waiter.process
-        if process is None:
-            self.drop(waiter)
-            return
+        if waiter in self.line:  # as nearly all are
+            del self.line[waiter]
+        elif waiter.process is None:
+            take_out(waiter, self.returned)
+        else:
+            self._drop_called(waiter, waiter.process)
+
+    def _drop_called(self, waiter: W, process: Process) -> None:
         row = self.rows[process]
         row.drop(waiter)
         self.called -= 1
@@ -240,6 +248,12 @@ class Lines(Line[W]):
         if self.rated is None:
             self.rated = Line()
         return self.rated
+
+    def copies(self) -> list[list[W]]:
+        """Return all of both as they are now, each list by number."""
+        lines: list[Line[W]] = [self] if self.rated is None else [self, self.rated]
+        rows = [row for line in lines for row in (line, *line.rows.values())]
+        return [part for row in rows for part in Row.copies(row)]
 
     def all(self) -> Iterator[W]:
         """Go through all of both, in order."""

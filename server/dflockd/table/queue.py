@@ -74,8 +74,7 @@ class Queue(Lines[W]):
     def __iter__(self) -> Iterator[W]:
         # Over copies: others may change the queue while somebody goes through it, a few at a time.
         others = [each.copy() for each in (self.expected, self.told, self.passed) if each]
-        in_line = list(self.all())
-        return merge(in_line, *others, key=number_of) if others else iter(in_line)
+        return merge(*self.copies(), *others, key=number_of)
 
     def oldest(self) -> W | None:
         """Return who has waited longest."""
@@ -128,17 +127,21 @@ class Queue(Lines[W]):
     def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
         self.of(waiter).enter(waiter)
-        self._count(waiter)
+        if waiter.process is not None:
+            self._count(waiter.process)
 
     def come_back(self, waiter: W) -> None:
         """Let somebody in who has a position from before."""
         self.of(waiter).go_back(waiter)
-        self._count(waiter)
+        if waiter.process is not None:
+            self._count(waiter.process)
 
     def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
         """Let somebody in line be one who is told by another process, or needs a place, or neither."""
         if waiter.process is not process or waiter.is_rated is not is_rated:
-            self._step_out(waiter)
+            self.of(waiter).leave(waiter)
+            if waiter.process is not None:
+                self._uncount(waiter, waiter.process)
             waiter.process, waiter.is_rated = process, is_rated
             self.come_back(waiter)
 
@@ -160,28 +163,24 @@ class Queue(Lines[W]):
     def remove(self, waiter: W) -> None:
         """Take somebody out, who is still in the state in which they were here."""
         self.away -= waiter.is_away
-        if waiter.state == EXPECTED:
+        if waiter in self.line:  # as nearly all are, of no process
+            del self.line[waiter]
+        elif waiter.state == EXPECTED:
             self.places -= waiter.is_rated
             take_out(waiter, self.expected if waiter.is_away else self.told)
         elif waiter.state == PASSED:
             take_out(waiter, self.passed)
         else:
-            self._step_out(waiter)
+            self.of(waiter).leave(waiter)
+            if waiter.process is not None:
+                self._uncount(waiter, waiter.process)
 
-    def _step_out(self, waiter: W) -> None:
-        """Take somebody out who stands in line."""
-        self.of(waiter).leave(waiter)
-        self._uncount(waiter)
+    def _count(self, process: Process) -> None:
+        """Note that one more of a process is in line."""
+        self.processes[process] = self.processes.get(process, 0) + 1
 
-    def _count(self, waiter: W) -> None:
-        process = waiter.process
-        if process is not None:
-            self.processes[process] = self.processes.get(process, 0) + 1
-
-    def _uncount(self, waiter: W) -> None:
-        process = waiter.process
-        if process is None:
-            return
+    def _uncount(self, waiter: W, process: Process) -> None:
+        """Note that a waiter of a process is in line no more."""
         left = self.processes[process] - 1
         if left:
             self.processes[process] = left

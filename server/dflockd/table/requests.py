@@ -108,7 +108,7 @@ class Requests:
         )
         waiter.reserve = asked.reserve
         if asked.timeout == 0:
-            return self.slots.end_wait(waiter, now, effects)
+            return self.slots.end_wait(waiter, now)
         self.slots.block(waiter, asked.timeout, now)
         return None
 
@@ -166,7 +166,10 @@ class Requests:
             return hold
         waiter.reserve = asked.reserve
         if asked.timeout == 0 and not waiter.is_told:
-            return self.slots.end_wait(waiter, now, effects)
+            wanted_turn, reply = waiter.turn is not None, self.slots.end_wait(waiter, now)
+            if wanted_turn:
+                self.slots.look_after(waiter, now, effects)
+            return reply
         self.slots.block(waiter, asked.timeout, now)
         return None
 

@@ -402,6 +402,7 @@ class ShardTable(LockTable):
             partition, space, key, waiter.entry.limit, now
         )
         self.slots.reservations.come_back(waiter, entry)
+        owners.add(entry, waiter)
         waiter.two_phase = True
         self.slots.hand(waiter, peer, left.turn, is_rated=waiter.is_rated)
         peer.enqueued[name] = waiter

@@ -324,20 +324,12 @@ class Slots:
             peer.waiting = None
             effects.append((peer.id, reply))
 
-    def end_wait(self, waiter: Waiter, now: float, effects: list[Effect]) -> Reply:
+    def end_wait(self, waiter: Waiter, now: float) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
 
         The waiter's deadline is not set any more. No position is kept for longer than any lease may
         last.
         """
-        wanted_turn = waiter.turn is not None
-        reply = self._end_wait(waiter, now)
-        if wanted_turn and self.is_here(waiter.entry):
-            # A slot may be free that it could have had, and is not held for good.
-            self.promote(waiter.entry, now, effects)
-        return reply
-
-    def _end_wait(self, waiter: Waiter, now: float) -> Reply:
         most = self.limits.max_lease * 1000
         reserve = waiter.reserve
         if reserve is None or max(reserve) > most or not self.reservations.has_room(waiter):
@@ -356,6 +348,11 @@ class Slots:
         self.reservations.reserve(waiter, ticket, reservation, now)
         self.counts.kept += 1
         return TimedOut(ticket)
+
+    def look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Go on where a wait for a turn is over: its slot may be free, and is not held for good."""
+        if self.is_here(waiter.entry):
+            self.promote(waiter.entry, now, effects)
 
     def leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
@@ -450,16 +447,20 @@ class Slots:
                 self.serve(queue, waiter, now, effects)
         else:
             self.go_on_later(entry, queue, now)
-        if rate is not None and queue:
-            self.wake(queue, rate, now)
-        if queue.processes:
-            self._note_starved(entry, queue, most - len(entry.holds), now)
+        if rate is not None or queue.processes:
+            self._look_ahead(entry, queue, most - len(entry.holds), now)
         if not (entry.holds or queue) and self.is_here(entry):
             self.remove(entry)
 
-    @staticmethod
-    def _note_starved(entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:
-        """Note which processes do not ask while a slot is free that they could have."""
+    def _look_ahead(self, entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:
+        """See to it that those who are left are looked at: with the next place, and if they ask.
+
+        That is noted of processes that do not ask while a slot is free that they could have.
+        """
+        if queue.rate is not None and queue:
+            self.wake(queue, queue.rate, now)
+        if not queue.processes:
+            return
         has_place = queue.rate is None or queue.rate.free(now) > queue.places
         if free > len(queue.told) and (has_place or queue.has_plain):
             for process in queue.processes:
@@ -595,10 +596,10 @@ class Slots:
     def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """End a wait that is due."""
         if waiter.state == WAITING:
-            peer = waiter.peer
-            at = len(effects)
-            reply = self.end_wait(waiter, now, effects)
-            effects.insert(at, (peer.id, reply))  # ahead of what follows from it
+            peer, wanted_turn = waiter.peer, waiter.turn is not None
+            effects.append((peer.id, self.end_wait(waiter, now)))
+            if wanted_turn:
+                self.look_after(waiter, now, effects)
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)
 

@@ -44,6 +44,7 @@ class NaiveWaiters(NaiveState):
             self.seen["older"] += 1
             if kept:
                 self.seen["older and back"] += 1
+                self._answer_ousted(kept, superseded(newest, label))
                 self._send_away(kept)
             return superseded(newest, label)
         if age == newest or name not in self.keys:
@@ -54,13 +55,17 @@ class NaiveWaiters(NaiveState):
             if 0 < of_waiter < age and waiter is not kept:
                 sent_away = True
                 self.seen["told and older" if waiter.is_told else "older waiter"] += 1
-                if waiter.peer and self.peers[waiter.peer].waiting is waiter:
-                    self.answers.append(Answer(waiter.peer, superseded(age, request.label)))
+                self._answer_ousted(waiter, superseded(age, request.label))
                 self._send_away(waiter, serves=False)
         if sent_away:
             self._serve(name)
         self._tell_listeners(name, superseded(age, request.label))
         return None
+
+    def _answer_ousted(self, waiter: Waiter, kind: str) -> None:
+        """Answer who is blocked on a position that a newer one ends."""
+        if waiter.peer and self.peers[waiter.peer].waiting is waiter:
+            self.answers.append(Answer(waiter.peer, kind))
 
     def _send_away(self, waiter: Waiter, *, serves: bool = True) -> None:
         in_line = self.is_in_line(waiter)

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table.queue import Position
+from dflockd.table.line import Position
 from dflockd.table.states import TRANSITIONS
 from tests.dflockd.table.histories import TableMachine, come_and_go
 
