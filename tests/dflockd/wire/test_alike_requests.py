@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,8 @@ from dflockd.wire.arguments import Asked, MalformedError
 general = arguments._by_name(
     *(*arguments._SLOT, *arguments._RESERVE, b"timeout"), needed=b"timeout"
 )
+
+NAMES = [*signature(Asked).parameters, "token", "how"]
 
 FIELDS = [
     *(
@@ -42,7 +46,7 @@ def said(read: object, argument: bytes) -> object:
         asked = read(argument)  # type: ignore[operator]
     except MalformedError:
         return "malformed"
-    return [getattr(asked, name) for name in Asked.__slots__]
+    return [getattr(asked, name) for name in NAMES]
 
 
 @given(st.lists(st.lists(st.sampled_from(FIELDS), max_size=5), max_size=6), ends)

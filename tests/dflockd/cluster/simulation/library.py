@@ -189,6 +189,9 @@ class LibraryClient(Client):
         else:
             cast(Task, lease.task).is_poked = True
 
+    def renew(self, lease: Lease) -> None:
+        self.keep(lease)
+
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:
             cast(Task, lease.task).is_poked = True
