@@ -301,27 +301,44 @@ class Client(Asking):
             answer = yield from self._pursue(key, begin, until, progress)
             if answer is not None and isinstance(answer.reply, Granted | Enqueued):
                 raise self.world.violation(f"{self.name} was to be told, and has {answer.reply}")
-            if answer is not None and isinstance(answer.reply, Queued):
-                progress[0] = answer.reply.ticket
-            elif answer is None or answer.reply is not Status.ALREADY_ENQUEUED:
+            if answer is None or not isinstance(answer.reply, Queued):
                 return None
-            assert self._connection is not None
+            progress[0] = answer.reply.ticket
+            waiting, self._connection = self._connection, None
+            assert waiting is not None
+            self._old.append(waiting)  # it stays open, and its position with it
             left = max(1, math.ceil(until - self.now))
-            self.outbox.append((self._connection.send, (Wait(*key[:2], left),)))
-            asking = Connection(self, self._connection.server)
-            self._old.append(asking)
-            told = yield from self._ask(asking, Next(), max(1.0, until - self.now))
-            if told is not None and isinstance(told.reply, YourTurn):
-                self.world.counts["told"] += 1
-                if self.world.calm or rng.random() < 0.6:
-                    break
-                if rng.random() < 0.5:
-                    self.outbox.append((asking.send, (Pass(key.name, told.reply.ticket),)))
-                yield from self._sleep(rng.choice((0, 0.5, 4)))
+            self.outbox.append((waiting.send, (Wait(*key[:2], left),)))
+            if (yield from self._hear_of_turn(key, waiting, until)):
+                break
             if self.now >= until:
                 return None
+            # If the position is still somewhere, it is taken up by its ticket.
         yield from self._sleep(0 if self.world.calm else rng.choice((0, 0, 0.3, 2)))
-        if self._connection is not None:
-            self._old.append(self._connection)  # it stays open, and its position with it
-            self._connection = None
         return (yield from self.acquire(key, max(1.0, until - self.now), lease, progress[0]))
+
+    def _hear_of_turn(self, key: Key, waiting: Connection, until: float) -> Life:
+        """Ask whose turn it is where somebody waits; return whether it can be used.
+
+        A turn may be passed on before, and asked for again.
+        """
+        rng = self.world.random
+        while self.now < until:
+            asking = Connection(self, waiting.server)
+            self._old.append(asking)
+            self.outbox.append((asking.send, (Next(),)))
+            heard_by, event = self.now + rng.choice((1, 4, 30)), None
+            while self.now < heard_by and (event is None or event[0] not in (asking, waiting)):
+                event = yield heard_by
+            told = event[1] if event is not None else None
+            if event is not None and event[0] is waiting and isinstance(told, Moved):
+                self._learn(told)
+            if not isinstance(told, YourTurn):
+                return False
+            self.world.counts["told"] += 1
+            if self.world.calm or rng.random() < 0.6:
+                return True
+            if rng.random() < 0.5:
+                self.outbox.append((asking.send, (Pass(key.name, told.ticket),)))
+            yield from self._sleep(rng.choice((0, 0.5, 4)))
+        return False

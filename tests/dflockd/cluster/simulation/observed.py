@@ -105,6 +105,8 @@ class Observed(Process):
                            connection.client.name, number, request.key)  # fmt: skip
             self.tickets[waiter] = number
             self.came[waiter] = now
+            if waiter.turn is not None:  # it can be taken up from the start
+                self.world.places[waiter.ticket] = number
 
     def _note_kept(self, connection: Connection, place: bytes) -> None:
         self.world.counts["places kept"] += 1

@@ -229,6 +229,7 @@ class ServerProcess(Observed):
             connection.peer = self.table.connect()
             self.sessions[connection.peer.id] = connection
         peer = connection.peer
+        assert peer.waiting is None, "who waits for an answer asks nothing else"
         if isinstance(request, Hello):
             self.table.greet(peer, request)
             self._dispatch([(peer.id, Welcome(b"simulated", FEATURES))])
