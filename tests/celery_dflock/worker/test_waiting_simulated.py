@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_dflock.worker.slots import Slots
-from dflockd.table import LockTable, Waiter
+from dflockd.table import Waiter
 from dflockd.table.line import Line
+from dflockd.table.slots import Slots as TableSlots
 from tests.celery_dflock.worker.simulated import Call, Task, World, world
 from tests.celery_dflock.worker.simulated_locks import Pending
 
@@ -207,14 +208,14 @@ def hands_over_without_a_process(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_those_it_passed_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LockTable, "_find_turn", lambda *_: None)
+    patch.setattr(TableSlots, "find_turn", lambda *_: None)
 
 
 def waits_for_who_does_not_ask(patch: pytest.MonkeyPatch) -> None:
     """The first in line blocks those behind it."""
 
     def only_the_first(line: Line) -> Waiter | None:
-        first = next(line.all_rows(), None)
+        first = line.foremost()
         return first if first is not None and first.can_start else None
 
     patch.setattr(Line, "next", only_the_first)
