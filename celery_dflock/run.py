@@ -38,6 +38,7 @@ from celery_dflock.unique.run import Carried, carried
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
+from dflockd.sync_client import Reservation
 
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
@@ -173,7 +174,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
         case ItsTurn(ticket):
             return _take_up(plan, ticket, locks)
         case TimedOut(error, kept):
-            return _timed_out(locks, error.key, error.reason, kept)
+            return _try_after_all(plan, error, kept, locks)
         case refusal:
             return refusal
 
@@ -187,6 +188,22 @@ def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
             LockNotAcquiredError(plan.keys[0], why), Kept.of(locks.ticket, said.away_s)
         )
     return None
+
+
+def _try_after_all(
+    plan: Plan, error: LockNotAcquiredError, kept: Kept | None, locks: Locks
+) -> TimedOut | None:
+    """Try once, now that there is a process.
+
+    While it waited in the consumer the lock may have been free, and its worker had nobody to use it.
+    That is no conflict.
+    """
+    said = None if kept is None else Reservation(kept.pause, plan.options.requeue.hold or 0.0)
+    ticket, reserve = (None, None) if kept is None else (kept.ticket, lambda: said)
+    if locks.take_up(ticket, 0, reserve):
+        return None
+    kept = Kept.of(locks.ticket, None if said is None else said.away_s)
+    return _timed_out(locks, error.key, error.reason, kept)
 
 
 def _wait(plan: Plan, locks: Locks) -> Refusal | None:

@@ -60,6 +60,20 @@ def test_with_a_rate_all_run_in_order_and_others_are_not_kept_waiting(
         assert start["at"] - asked["at"] < 1
 
 
+@pytest.mark.parametrize("conflict", ["skip", "fail"])
+def test_a_free_lock_is_no_conflict(
+    cluster: Cluster, worker: Worker, key: str, gate: Path, conflict: str
+) -> None:
+    """Its time is over before its worker has a process, and nobody has the lock."""
+    busy = keep_busy(cluster, worker, key, gate)
+    options = told_to(worker, lock_timeout=1, lock_conflict=conflict)
+    sent = cluster.send(jobs.parked, key, **options)
+    cluster.wait_waiters(key, 1)
+    cluster.wait_free(key)
+    end_all(cluster, gate, busy, [sent])
+    assert started(cluster, key) == [sent.id]
+
+
 def test_groups_take_turns(cluster: Cluster, worker: Worker, key: str, gate: Path) -> None:
     busy = keep_busy(cluster, worker, key, gate)
     big = [cluster.send(jobs.parked, key, **told_to(worker, lock_group="big")) for _ in range(16)]
