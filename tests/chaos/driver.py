@@ -32,8 +32,8 @@ MOVED = RESUME_TIMEOUT + 2
 UNSETTLED_STEP = 0.25
 """Seconds between the breaks that are noted while that can be so."""
 
-LAPSED = "no lock is granted or renewed until it does"
-"""What a server says that is cut off from etcd, as it should be."""
+RIGHT = ("no lock is granted or renewed until it does", "does not lead here: no answer")
+"""What a server rightly says that is cut off from etcd, or by whose link nothing comes."""
 
 
 def run(options: Options) -> Outcome:
@@ -249,7 +249,7 @@ class _Stage:
             for server in self._servers()
             if server.log.exists()
             for line in server.log.read_text(errors="replace").splitlines()
-            if "Traceback" in line or (" ERROR " in line and LAPSED not in line)
+            if "Traceback" in line or (" ERROR " in line and not any(text in line for text in RIGHT))
         ]
 
     def _servers(self) -> list[Server]:
