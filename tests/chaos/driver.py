@@ -249,7 +249,8 @@ class _Stage:
             for server in self._servers()
             if server.log.exists()
             for line in server.log.read_text(errors="replace").splitlines()
-            if "Traceback" in line or (" ERROR " in line and not any(text in line for text in RIGHT))
+            if "Traceback" in line
+            or (" ERROR " in line and not any(text in line for text in RIGHT))
         ]
 
     def _servers(self) -> list[Server]:
