@@ -2,8 +2,8 @@
 
 `DistributedLock.acquire` takes a thread for as long as it waits. Here the reactor waits for all, so
 that hundreds can wait in a process. They are granted nothing, because a process that cannot use a
-lock yet must not keep others from it. Who has somebody free to use one asks (`PendingAcquires.ask`),
-and is told of a turn: a ticket, with which that process takes the position up.
+lock yet must not keep others from it. Once somebody is free to use one, `PendingAcquires.ask` asks
+whose turn it is. The answer is a ticket, with which that process takes the position up.
 
 Each has a connection of its own, as usual: the end of the process gives up all of them. One more for
 each server asks whose turn it is.
@@ -32,7 +32,7 @@ from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal
 __all__ = ["PendingAcquire", "PendingAcquires"]
 
 TURN_MS = 2000
-"""Milliseconds for which a slot is set aside for a process that is told of a turn: to take it up."""
+"""Milliseconds for which a slot is set aside for a process that learns of its turn: to take it up."""
 
 RESTART_PATIENCE = 5.0
 """Seconds for which a server that cannot be reached is asked again for a position."""
@@ -77,7 +77,7 @@ class PendingAcquires:
         self._failing: dict[Address, float] = {}
         """Since when nobody could be queued at a server."""
         self._asks = False
-        """Whether somebody is free, and was told of no turn since."""
+        """Whether somebody is free, and has heard of no turn since."""
         self._turns: dict[Route, _Turns] = {}
         """What is asked of each server."""
         self._joining = 0
@@ -394,7 +394,7 @@ class _Turns:
         self.signal.fire()
 
     def lose(self) -> None:
-        """Give up the connection, and with it a turn that nobody was told of."""
+        """Give up the connection, and with it a turn that nobody has heard of."""
         link, self.link = self.link, None
         if link is not None:
             link.close()

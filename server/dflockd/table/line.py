@@ -1,8 +1,8 @@
 """Those who stand in line for a slot, in order, found by who of them can start now.
 
-Most can at any time. Who wants a turn can when its process asks whose turn it is: see `Process`. The
-others are passed over where they are: nothing is noted of that, so the order is the same as ever
-once their process asks.
+Most can at any time. A waiter that wants a turn can while its process asks whose turn it is: see
+`Process`. The others are passed over where they are: nothing is noted of that, so the order is the
+usual one once their process asks.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Line(Row[W]):
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[Process, Row[W]] = {}
-        """Those who have to be told of their turn, by their process; none is empty."""
+        """Those who have to be told when it is their turn, by their process; none is empty."""
         self.called = 0
         """How many these are."""
 

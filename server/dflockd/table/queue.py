@@ -41,7 +41,7 @@ class Queue(Lines[W]):
         self.is_grouped = False
         """Whether groups take turns; see `dflockd.table.grouped`."""
         self.processes: dict[Process, int] = {}
-        """How many of each stand in line who have to be told of their turn; none is 0."""
+        """How many of each stand in line who have to be told when it is their turn; none is 0."""
         self.expected: list[W] = []
         """By number."""
         self.told: list[W] = []

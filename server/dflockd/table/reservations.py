@@ -140,7 +140,7 @@ class Reservations:
     def pass_on(self, waiter: Waiter, now: float) -> bool:
         """Stop holding a slot for a waiter; say whether somebody may have a turn with that.
 
-        Who was told of its turn is in line again as if it had not been.
+        A waiter whose process has heard of its turn is in line again as if it had not.
         """
         if waiter.is_told:
             self.come_back(waiter, waiter.entry)

@@ -486,7 +486,7 @@ class Slots:
         return True
 
     def pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        """Let others have the slot that is held for somebody; who was told is in line again."""
+        """Let others have the slot that is held for somebody, who is in line again if it was told."""
         if self.reservations.pass_on(waiter, now):
             self.promote(waiter.entry, now, effects)
 

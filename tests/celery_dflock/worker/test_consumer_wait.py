@@ -13,7 +13,6 @@ from celery.result import AsyncResult
 
 from celery_dflock import Skipped
 from dflockd import admin
-from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
@@ -153,11 +152,6 @@ def test_who_has_no_slot_holds_nothing_and_keeps_its_position(
     assert started(cluster, key) == [second.id, third.id]
     assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
     cluster.wait_free(key)
-
-
-def present(lock: DistributedLock) -> list[dict[str, Any]]:
-    """Those who wait for a lock, without those for whom a position is kept."""
-    return [each for each in lock.inspect()["waiters"] if not each["away"]]
 
 
 def test_the_unique_lock_lasts_as_long_as_the_wait(

@@ -19,7 +19,14 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, wait_until
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
-from tests.celery_dflock.worker.waiting import assert_in_order, ids, started, turns, wait_started
+from tests.celery_dflock.worker.waiting import (
+    assert_in_order,
+    ids,
+    present,
+    started,
+    turns,
+    wait_started,
+)
 from tests.pace import Pace
 
 
@@ -196,6 +203,33 @@ def test_a_worker_that_is_stopped_queues_again(cluster: Cluster, key: str) -> No
         other.release()
         assert sent.get(timeout=PATIENCE) == sent.id
     assert started(cluster, key) == [sent.id]
+
+
+def test_who_is_passed_on_its_way_goes_back_and_that_is_no_conflict(
+    cluster: Cluster, key: str
+) -> None:
+    """Its process takes longer than its turn lasts, and somebody else has the lock by then."""
+    held, other = cluster.lock(key), cluster.lock(key, timeout=PATIENCE)
+    with cluster.worker("passed", concurrency=1) as worker, held:
+        worker.wait_ready()
+        first = cluster.send(jobs.plain, f"{key}-first", queue="passed")
+        pid = cluster.wait_event("end", first)["pid"]
+        sent = cluster.send(jobs.parked_strict, key, queue="passed")
+        cluster.wait_waiters(key, 1)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            held.release()
+            assert other.acquire()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        requeued = cluster.wait_event("requeued", sent)
+        assert requeued["attempt"] == 0
+        assert "before it had a slot" in requeued["reason"]
+        later = cluster.send(jobs.parked_strict, key, queue="passed")
+        cluster.wait(lambda: len(present(other)) == 2 or None, "both, and the first is back")
+        other.release()
+        assert [each.get(timeout=PATIENCE) for each in (sent, later)] == ids([sent, later])
+    assert started(cluster, key) == ids([sent, later]), "its position was kept"
 
 
 @pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.soak)])

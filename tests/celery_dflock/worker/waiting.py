@@ -8,6 +8,7 @@ from typing import Any
 
 from celery.result import AsyncResult
 
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import Cluster
@@ -42,6 +43,11 @@ def started(cluster: Cluster, key: str) -> list[str]:
 
 def wait_started(cluster: Cluster, key: str, number: int) -> None:
     cluster.wait(lambda: len(started(cluster, key)) >= number or None, f"{number} tasks on {key}")
+
+
+def present(lock: DistributedLock) -> list[dict[str, Any]]:
+    """Those who wait for a lock, without those for whom a position is kept."""
+    return [each for each in lock.inspect()["waiters"] if not each["away"]]
 
 
 def keep_busy(cluster: Cluster, worker: Worker, key: str, gate: Path) -> list[Any]:
