@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from dflockd.cluster.member import Member, agree
 from dflockd.cluster.node import Node
 from dflockd.cluster.parameters import ClusterParameters
-from dflockd.shards import Delete, MemoryStore
+from dflockd.shards import Delete, MemoryStore, follow
 from dflockd.table import Limits
 
 PATIENCE = 20.0
@@ -24,8 +25,10 @@ async def test_a_member_that_is_declared_dead_while_it_stops_ends() -> None:
     member = Member(node, store, lambda *_: None, name="the store")
     async with asyncio.timeout(PATIENCE):
         member.start()
-        while node.counts()["serving"] < parameters.num_shards:
-            await asyncio.sleep(0.01)
+        async with contextlib.aclosing(follow(store, "/p/")) as news:
+            async for _ in news:  # a heartbeat, if nothing else
+                if node.counts()["serving"] == parameters.num_shards:
+                    break
         await store.txn([], [Delete(f"/p/nodes/{ADDRESS}")])
         await member.stop(None)
     assert asyncio.all_tasks() == {asyncio.current_task()}
