@@ -45,7 +45,8 @@ def trouble(bus: Bus, workers: list[Worker], running: ExitStack) -> Iterator[Cou
                 os.kill(workers[at].pid, signal.SIGKILL)
                 workers[at] = start(bus, running, f"again-{sum(done.values())}")
             else:
-                jobs.app.control.pool_grow(1, connection=bus.connection.clone())
+                with bus.connection.clone() as connection:
+                    jobs.app.control.pool_grow(1, connection=connection)
 
     thread = threading.Thread(target=go_on)
     thread.start()
