@@ -18,7 +18,7 @@ from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, wait_until
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
 from tests.celery_dflock.worker.waiting import (
     assert_in_order,
     ids,
@@ -214,11 +214,15 @@ def test_who_is_passed_on_its_way_goes_back_and_that_is_no_conflict(
         worker.wait_ready()
         first = cluster.send(jobs.plain, f"{key}-first", queue="passed")
         pid = cluster.wait_event("end", first)["pid"]
+        inspect = jobs.app.control.inspect([node_of(worker)], timeout=PATIENCE, limit=1)
+        for look in (inspect.reserved, inspect.active):  # first the one, then the other
+            cluster.wait(lambda look=look: look() == {node_of(worker): []} or None, "no task")
         sent = cluster.send(jobs.parked_strict, key, queue="passed")
         cluster.wait_waiters(key, 1)
         os.kill(pid, signal.SIGSTOP)
         try:
             held.release()
+            cluster.wait(lambda: any(each["told"] for each in present(other)) or None, "its turn")
             assert other.acquire()
         finally:
             os.kill(pid, signal.SIGCONT)
