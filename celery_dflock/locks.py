@@ -63,6 +63,9 @@ class LocksBase(Generic[L]):
     _lock_class: type[L]
     _semaphore_class: type[L]
 
+    waited = 0.0
+    """Seconds that it took until all were granted."""
+
     def __init__(
         self,
         locks: Sequence[L],
@@ -156,9 +159,6 @@ class Locks(LocksBase[DistributedLock]):
     reservation: Reservation | None = None
     """The reservation for the position of the first key, if the wait for it timed out."""
 
-    waited = 0.0
-    """Seconds that it took until all were granted."""
-
     heeds_shutdown = False
     """Whether a shutdown of the worker ends the wait: that of a message which can go elsewhere."""
 
@@ -191,7 +191,8 @@ class Locks(LocksBase[DistributedLock]):
             SupersededError: somebody newer has asked for the first.
             LockUnavailableError: a server could not be asked, or refused.
         """
-        started, remaining = time.monotonic(), self.timeout
+        started, waited = time.monotonic(), 0.0
+        timeout = remaining = self.timeout
         for lock in self._locks[self._taken_up :] if self._taken_up else self._locks:
             lock.acquire_timeout_s = remaining
             ask = self._try_once if remaining == 0 else self._wait
@@ -199,8 +200,10 @@ class Locks(LocksBase[DistributedLock]):
                 self.release()
                 return lock.key
             ticket = reserve = None
-            if remaining is not None:
-                remaining = _left(self.timeout, started)
+            waited = time.monotonic() - started
+            if timeout is not None:
+                remaining = max(0.0, timeout - waited)
+        self.waited += waited
         return None
 
     def take_up(self, ticket: str, timeout: float, reserve: ReserveFunction) -> bool:
@@ -208,9 +211,10 @@ class Locks(LocksBase[DistributedLock]):
 
         For `reserve` and what is raised see `acquire`.
         """
-        lock = self._locks[0]
+        lock, started = self._locks[0], time.monotonic()
         lock.acquire_timeout_s = timeout
         self._taken_up = int(self._asked(self._resume, lock, ticket, reserve))
+        self.waited = time.monotonic() - started
         return bool(self._taken_up)
 
     @property
@@ -384,10 +388,11 @@ def try_once(
     """
     until = time.monotonic() + HAND_OVER_TIMEOUT
     while True:
+        reservation = reserve and reserve()
         try:
-            return lock.acquire(ticket, reserve and reserve())
+            return lock.acquire(ticket, reservation)
         except errors.MaxWaitersError:
-            if ticket is None and reserve is None:
+            if ticket is None and reservation is None:
                 raise
             return False  # it is not free, and no position in its queue is either
         except errors.RecoveringError as exc:
