@@ -17,7 +17,7 @@ from celery_dflock.checks import check_app, check_seconds, check_whole, refused
 from celery_dflock.config import settings, with_remedy
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock, check_lease
-from celery_dflock.identity import block_label_of, process_label
+from celery_dflock.identity import label_of, process_label
 from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look
 from celery_dflock.options import MAX_LIMIT, MAX_SECONDS, UNLIMITED
@@ -271,5 +271,5 @@ def _label() -> str:
     """Return what people see of who asks: the task that this is in, else the program."""
     task = current_task._get_current_object()
     if task is not None and task.request.id:
-        return block_label_of(task.name, task.request.id)
+        return label_of(task.name, task.request.id, "dflock ")
     return f"{Path(sys.argv[0]).name or 'python'} {process_label()}"

@@ -162,6 +162,9 @@ class Locks(LocksBase[DistributedLock]):
     heeds_shutdown = False
     """Whether a shutdown of the worker ends the wait: that of a message which can go elsewhere."""
 
+    has_begun = True
+    """Whether a release leaves the slots of a rate used: not before the task begins, if it has one."""
+
     outer: Locks | None = None
     """Those of the task that called this one in the same thread, if any."""
 
@@ -306,19 +309,22 @@ class Locks(LocksBase[DistributedLock]):
 
     def release(self) -> None:
         """Give back what is held, in the opposite order; nothing happens to what is not."""
-        if len(self._locks) == 1:  # nearly always
+        if self.has_begun and len(self._locks) == 1:  # nearly always
             self._locks[0].release()
             return
         with ExitStack() as stack:  # the last one too, even if one is interrupted
             for lock in self._locks:
-                stack.callback(lock.release)
+                stack.callback(lock.release if self.has_begun else lock.give_back)
 
     def listen(self, told: Callable[[str], object]) -> None:
         """Be told once, on the renewal thread, if somebody newer asks for the first key."""
         self._locks[0].listen(told)
 
     def begin(self) -> None:
-        """Take in that the task runs, now that it has all of them."""
+        """Note that the task runs: its slots of a rate are used from now on, for one window."""
+        self.has_begun = True
+        for lock in self._locks:
+            lock.begin()
 
     def renew(self, seconds: int | None = None) -> bool:
         """Renew all leases now; ``False`` if one is lost."""
@@ -342,27 +348,6 @@ class Locks(LocksBase[DistributedLock]):
     def look(self, key: str) -> Look:
         """Ask what the server knows of a key."""
         return Look.at(next(lock for lock in self._locks if lock.key == key))
-
-
-class RatedLocks(Locks):
-    """Those of a task of which only so many runs may begin in a while."""
-
-    _has_begun = False
-
-    def begin(self) -> None:
-        """Note that the task runs: its slots of the rate are used from now on, for one window."""
-        self._has_begun = True
-        for lock in self._locks:
-            lock.begin()
-
-    def release(self) -> None:
-        """Release what is held, and the slots of the rate too if the task has not run."""
-        if self._has_begun:
-            super().release()
-            return
-        with ExitStack() as stack:
-            for lock in self._locks:
-                stack.callback(lock.give_back)
 
 
 def is_kept(lock: LockBase) -> bool:

@@ -12,7 +12,7 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import signatures
-from celery_dflock.checks import is_number
+from celery_dflock.checks import is_number, is_whole
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
@@ -323,7 +323,7 @@ class _Values:
 
     def whole(self, option: str, most: int) -> int:
         value: int = self[option]
-        if not (isinstance(value, int) and is_number(value) and 0 < value <= most):
+        if not is_whole(value, 1, most):
             what = "whole seconds" if most == MAX_SECONDS else "a whole number"
             raise self.bad(option, f"{what}, 1 or more")
         return value

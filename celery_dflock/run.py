@@ -11,7 +11,7 @@ from celery_dflock import gate, superseding
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError, SupersededError
 from celery_dflock.held import TaskLock, running
 from celery_dflock.identity import AgedOwner, Owner, label_of
-from celery_dflock.locks import Locks, RatedLocks
+from celery_dflock.locks import Locks
 from celery_dflock.look import Look, tell_waiting
 from celery_dflock.loss import Loss
 from celery_dflock.outcome.decide import decide
@@ -140,9 +140,9 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     locks = []
     for key in plan.keys:
         locks.append(make(key, label=label, owner=owner, group=group, on_lost=on_lost))
-    make_all = Locks if plan.options.rate is None else RatedLocks
-    made = make_all(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
+    made = Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
     made.heeds_shutdown = not request.is_eager
+    made.has_begun = plan.options.rate is None
     return made
 
 
