@@ -272,7 +272,7 @@ class LockedTask(Task):
         if usual is None:
             # Celery registers a task before it binds it, and another thread has got hold of it.
             usual = LockOptions.of(cls)
-        return LockOptions.of_call(cls, given, usual) if given else usual
+        return LockOptions.of(cls, given, usual) if given else usual
 
 
 class SingletonTask(LockedTask):
