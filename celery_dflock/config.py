@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import call
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -196,7 +195,7 @@ class Read:
         self._found: list[tuple[Callable[[Any, object], object], Any, object]] = []
         names = _spellings(conf.prefix)
         for mapping in self._maps:
-            if mapping is not DEFAULTS:  # Celery's own
+            if mapping != DEFAULTS:  # a copy of Celery's own, which nobody writes to
                 self._look(*_ways_into(mapping), names)
         # In the dict under `os.environ`: that itself raises inside for what is not there.
         data = getattr(os.environ, "_data", None)
@@ -226,8 +225,9 @@ class Read:
         maps = conf.maps  # another list when Celery has read it anew; longer for more defaults
         if maps is not self._maps or len(maps) != self._number_of_maps:
             return False
-        if not all(map(call, self._absent)):
-            return False
+        for is_absent in self._absent:
+            if not is_absent():
+                return False
         for get, name, value in self._found:
             if get(name, _UNSET) != value:
                 return False
