@@ -244,3 +244,20 @@ def test_an_owner_is_the_same_in_all_versions(
     text = "\0".join(("shop:", task.name, task_id, audience)).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=16).hexdigest()
     assert task._bound().owner_of(request) == (digest, message["retries"])
+
+
+def test_what_comes_from_a_queue_that_is_added_later_is_known_by_it() -> None:
+    """As ``celery control add_consumer`` adds it, after messages of other queues have come."""
+    app = an_app()
+    task = a_task(app)
+
+    def owners(exchange: str) -> set[Any]:
+        info = {"exchange": exchange, "routing_key": "celery"}
+        message = {"id": "1", "retries": 0, "delivery_info": info}
+        hosts = ("one@here", "two@here")
+        return {task._bound().owner_of(Context({**message, "hostname": host})) for host in hosts}
+
+    assert len(owners("")) == 1, "a queue that both share"
+    app.amqp.queues.select_add("late", exchange="late", exchange_type="fanout", auto_delete=True)
+    assert len(owners("late")) == 2, "each gets a message of its own"
+    assert len(owners("")) == 1
