@@ -214,10 +214,9 @@ class Locks(LocksBase[DistributedLock]):
 
         For `reserve` and what is raised see `acquire`.
         """
-        lock, started = self._locks[0], time.monotonic()
+        lock = self._locks[0]
         lock.acquire_timeout_s = timeout
         self._taken_up = int(self._asked(self._resume, lock, ticket, reserve))
-        self.waited = time.monotonic() - started
         return bool(self._taken_up)
 
     @property

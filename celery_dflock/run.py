@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -155,7 +156,9 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
     handed, refusal = plan.hand_off, None
     try:
         if handed is not None:
+            started = time.monotonic()
             refusal = _go_on(plan, handed, locks)
+            locks.waited = handed.waited + time.monotonic() - started
         if refusal is None:
             refusal = _wait(plan, locks)
     except LockUnavailableError as error:
@@ -166,8 +169,6 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
     if outages.known and not isinstance(refusal, Unavailable):
         outages.over(locks.server(plan.keys[0]))
-    if handed is not None:
-        locks.waited += handed.waited
     return refusal
 
 
