@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from math import inf
 from typing import Any
 
 from celery import Celery
@@ -27,7 +28,7 @@ def check_app(app: object) -> None:
 
 def check_whole(name: str, value: object, least: int, most: int, unit: str = "number") -> None:
     """Refuse what is no whole number in these bounds."""
-    if not (isinstance(value, int) and is_number(value) and least <= value <= most):
+    if not is_whole(value, least, most):
         raise refused(name, value, f"a whole {unit} from {least} to {most}")
 
 
@@ -35,6 +36,11 @@ def check_seconds(name: str, value: Any, most: int) -> None:
     """Refuse what is no time to wait."""
     if not (is_number(value) and 0 <= value <= most):
         raise refused(name, value, f"seconds, from 0 to {most}")
+
+
+def is_whole(value: Any, least: float = 0, most: float = inf) -> bool:
+    """Whether a value is a whole number in these bounds."""
+    return isinstance(value, int) and is_number(value) and least <= value <= most
 
 
 def is_number(value: Any) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
@@ -20,8 +19,6 @@ from dflockd.admin import printable
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock
-
-R = TypeVar("R")
 
 SELDOM = ("group", "superseded_by", "rate")
 """What a server says of few locks, and an older one of none."""
@@ -67,11 +64,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
     beat = beat_status(ctx.obj.app) if app_settings.enabled else None
     if beat is not None:
         rows.append(beat)
-    if as_json:
-        _print_json(rows)
-    else:
-        for row in rows:
-            click.echo(_status_line(row))
+    _show(rows, as_json, _status_line)
     sys.exit(any("error" in row or row.get("status") in _NOT_SERVING for row in rows))
 
 
@@ -102,7 +95,7 @@ def _of_all_servers(
 
 def _status(app_settings: Settings, server: str) -> dict[str, Any]:
     answer = _ping(app_settings, server)
-    stats = _ask(admin.stats, app_settings, server)
+    stats = admin.stats(server, **app_settings.credentials())
     entries = [*stats["locks"], *stats["semaphores"]]
     return {
         **answer,
@@ -140,17 +133,16 @@ def _status_line(row: dict[str, Any]) -> str:
 def ping(ctx: click.Context, as_json: bool) -> None:
     """Show how long each lock server takes to answer. The exit status is 1 if one does not."""
     rows = _of_all_servers(_settings(ctx), _ping)
-    if as_json:
-        _print_json(rows)
-    else:
-        for row in rows:
-            text = row.get("error") or f"{row['ping_ms']} ms"
-            click.echo(f"{row['server']}: {text}")
+    _show(
+        rows,
+        as_json,
+        lambda row: f"{row['server']}: {row.get('error') or str(row['ping_ms']) + ' ms'}",
+    )
     sys.exit(any("error" in row for row in rows))
 
 
 def _ping(app_settings: Settings, server: str) -> dict[str, Any]:
-    return {"ping_ms": round(_ask(admin.ping, app_settings, server) * 1000, 2)}
+    return {"ping_ms": round(admin.ping(server, **app_settings.credentials()) * 1000, 2)}
 
 
 @dflock.command(cls=_Command)
@@ -179,16 +171,15 @@ def locks(ctx: click.Context, as_json: bool, watch: float | None, notes: bool) -
         for row in _held(app_settings, server)
         if notes or not admin.is_note(row["key"])
     ]
-    if as_json:
-        _print_json(rows)
-        return
-    for row in rows:
-        click.echo(
+    _show(
+        rows,
+        as_json,
+        lambda row: (
             f"{printable(row['key'])}  {_name(row)}{_more(row)}  held {row['held_s']:.0f} s, "
             f"lease ends in {row['lease_expires_in_s']:.0f} s, {row['waiters']} waiting"
-        )
-    if not rows:
-        click.echo("no key is held")
+        ),
+        "no key is held",
+    )
 
 
 def _watch(app_settings: Settings, interval: float, notes: bool) -> None:
@@ -202,29 +193,20 @@ def _watch(app_settings: Settings, interval: float, notes: bool) -> None:
 
 
 def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
-    stats = _ask(admin.stats, app_settings, server)
-    for lock in stats["locks"]:
-        if lock.get("limit", 1) == 1:
-            fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
-            seldom = {field: lock[field] for field in SELDOM if lock.get(field)}
-            yield {"server": server, **{field: lock[field] for field in fields}, **seldom}
-        else:
-            yield from _holders(app_settings, server, lock, semaphore=False)
-    for semaphore in stats["semaphores"]:
-        yield from _holders(app_settings, server, semaphore, semaphore=True)
+    stats = admin.stats(server, **app_settings.credentials())
+    for kind in ("locks", "semaphores"):
+        for entry in stats[kind]:
+            if kind == "locks" and entry.get("limit", 1) == 1:
+                fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
+                row = {"server": server, **{field: entry[field] for field in fields}}
+                yield {**row, **_seldom(entry)}
+                continue
+            report = _inspect(app_settings, server, entry["key"], kind)
+            for holder in report["holders"]:
+                row = {"server": server, "key": report["key"], **holder, **_seldom(report)}
+                yield {**row, "waiters": entry["waiters"]}
     if stats.get("omitted"):
         click.echo(f"{server} holds {stats['omitted']} more keys that are not listed", err=True)
-
-
-def _holders(
-    app_settings: Settings, server: str, entry: dict[str, Any], *, semaphore: bool
-) -> Iterator[dict[str, Any]]:
-    """Return a row for each holder of a key that several may hold."""
-    inspect = partial(admin.inspect, key=entry["key"], semaphore=semaphore)
-    report = _ask(inspect, app_settings, server)
-    for holder in report["holders"]:
-        row = {"server": server, "key": report["key"], **holder, **_rate(report)}
-        yield {**row, "waiters": entry["waiters"]}
 
 
 @dflock.command(cls=_Command)
@@ -237,34 +219,30 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
     KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
     """
     app_settings = _settings(ctx)
-    reports = [_inspect(app_settings, key)] if key is not None else _waited_for(app_settings)
+    reports = _waited_for(app_settings) if key is None else [_lock(app_settings, key).inspect()]
     rows = [
-        {"key": report["key"], "place": place, **waiter, **_rate(report)}
+        {"key": report["key"], "place": place, **waiter, **_seldom(report)}
         for report in reports
         for place, waiter in enumerate(report["waiters"], 1)
     ]
-    if as_json:
-        _print_json(rows)
-        return
-    for row in rows:
-        where = ", requeued" if row["away"] else ""
-        click.echo(
+    _show(
+        rows,
+        as_json,
+        lambda row: (
             f"{printable(row['key'])}  {row['place']}. {_name(row)}{_more(row)}  "
-            f"for {row['waited_s']:.0f} s{where}"
-        )
-    if not rows:
-        click.echo("nobody waits")
+            f"for {row['waited_s']:.0f} s{', requeued' if row['away'] else ''}"
+        ),
+        "nobody waits",
+    )
 
 
 def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
     for server in _servers(app_settings):
-        stats = _ask(admin.stats, app_settings, server)
+        stats = admin.stats(server, **app_settings.credentials())
         for kind in ("locks", "semaphores"):
             for entry in stats[kind]:
                 if entry["waiters"]:
-                    semaphore = kind == "semaphores"
-                    inspect = partial(admin.inspect, key=entry["key"], semaphore=semaphore)
-                    yield _ask(inspect, app_settings, server)
+                    yield _inspect(app_settings, server, entry["key"], kind)
 
 
 @dflock.command(cls=_Command)
@@ -285,22 +263,20 @@ def find(ctx: click.Context, text: str, as_json: bool, notes: bool) -> None:
     def look(text: str) -> list[dict[str, Any]]:
         return [row for server in servers for row in _found(app_settings, server, text, notes)]
 
+    def in_words(row: dict[str, Any]) -> str:
+        waits = () if row["waiter"] is None else finding.chain(row, look)
+        further = (click.style(each, fg="red") if is_circle else each for each, is_circle in waits)
+        return "\n  ".join([finding.in_words(row), *further])
+
     rows = look(text)
-    if as_json:
-        _print_json(rows)
-        sys.exit(not rows)
-    for row in rows:
-        click.echo(finding.in_words(row))
-        if row["waiter"] is not None:
-            for sentence, is_circle in finding.chain(row, look):
-                click.echo("  " + (click.style(sentence, fg="red") if is_circle else sentence))
-    if not rows:
+    _show(rows, as_json, in_words)
+    if not rows and not as_json:
         click.echo(f"no holder, waiter or key matches {printable(text)!r}", err=True)
     sys.exit(not rows)
 
 
 def _found(app_settings: Settings, server: str, text: str, notes: bool) -> Iterator[dict[str, Any]]:
-    report = _ask(partial(admin.find, text=text, notes=notes), app_settings, server)
+    report = admin.find(server, text, **app_settings.credentials(), notes=notes)
     for row in report["found"]:
         yield {"server": server, **row}
     more = report["matched"] - len(report["found"])
@@ -328,13 +304,9 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
             click.confirm(text, abort=True, err=True)
         if lock.evict(holder["fence"]):
             ended.append({"key": key, **holder})
-    if as_json:
-        _print_json(ended)
-    else:
-        for row in ended:
-            click.echo(f"{key}: released, was held by {_name(row)}")
-        if not ended:
-            click.echo(f"{key}: not held")
+    _show(
+        ended, as_json, lambda row: f"{key}: released, was held by {_name(row)}", f"{key}: not held"
+    )
     sys.exit(not ended)
 
 
@@ -347,9 +319,10 @@ def serve(arguments: tuple[str, ...]) -> None:
     sys.exit(main(list(arguments)))
 
 
-def _inspect(app_settings: Settings, key: str) -> dict[str, Any]:
-    """What the server in charge of a key says of it."""
-    return _lock(app_settings, key).inspect()
+def _inspect(app_settings: Settings, server: str, key: str, kind: str) -> dict[str, Any]:
+    """Return what a server says of a key that is in one of the lists of its `stats`."""
+    is_semaphore = kind == "semaphores"
+    return admin.inspect(server, key, **app_settings.credentials(), semaphore=is_semaphore)
 
 
 def _lock(app_settings: Settings, key: str) -> DistributedLock:
@@ -371,18 +344,26 @@ def _more(row: dict[str, Any]) -> str:
     return more + (f", {describe_rate(row['rate'])}" if row.get("rate") else "")
 
 
-def _rate(report: dict[str, Any]) -> dict[str, Any]:
-    return {"rate": report["rate"]} if report.get("rate") else {}
+def _seldom(entry: dict[str, Any]) -> dict[str, Any]:
+    return {field: entry[field] for field in SELDOM if entry.get(field)}
 
 
 def _settings(ctx: click.Context) -> Settings:
     return settings(ctx.obj.app)
 
 
-def _ask(question: Callable[..., R], app_settings: Settings, server: str) -> R:
-    return question(server, **app_settings.credentials())
-
-
-def _print_json(value: object) -> None:
-    # What is no ASCII is escaped: some of it would move the cursor or turn the text of a terminal.
-    click.echo(json.dumps(value, indent=2))
+def _show(
+    rows: Sequence[dict[str, Any]],
+    as_json: bool,
+    in_words: Callable[[dict[str, Any]], str],
+    if_none: str = "",
+) -> None:
+    """Print what a command has found."""
+    if as_json:
+        # What is no ASCII is escaped: some of it would move the cursor or turn the text of a terminal.
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        click.echo(in_words(row))
+    if if_none and not rows:
+        click.echo(if_none)

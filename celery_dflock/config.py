@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import call
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -25,7 +24,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.collections import DictAttribute
 from celery.utils.imports import symbol_by_name
 
-from celery_dflock.checks import is_number
+from celery_dflock.checks import is_number, is_whole
 from celery_dflock.keys import is_plain
 from dflockd.address import CLUSTER_PREFIX, Seeds, Servers, parse_servers
 from dflockd.errors import AuthRefusedError, DflockdError, InvalidArgumentError, UnreachableError
@@ -196,7 +195,7 @@ class Read:
         self._found: list[tuple[Callable[[Any, object], object], Any, object]] = []
         names = _spellings(conf.prefix)
         for mapping in self._maps:
-            if mapping is not DEFAULTS:  # Celery's own
+            if mapping != DEFAULTS:  # a copy of Celery's own, which nobody writes to
                 self._look(*_ways_into(mapping), names)
         # In the dict under `os.environ`: that itself raises inside for what is not there.
         data = getattr(os.environ, "_data", None)
@@ -226,8 +225,9 @@ class Read:
         maps = conf.maps  # another list when Celery has read it anew; longer for more defaults
         if maps is not self._maps or len(maps) != self._number_of_maps:
             return False
-        if not all(map(call, self._absent)):
-            return False
+        for is_absent in self._absent:
+            if not is_absent():
+                return False
         for get, name, value in self._found:
             if get(name, _UNSET) != value:
                 return False
@@ -262,15 +262,15 @@ def _checked(conf: Mapping[str, Any]) -> Settings:
         sharding_strategy=_strategy(conf.get("dflock_sharding_strategy"), servers),
         auth_token=_token(conf, servers),
         ssl_context=_ssl_context(conf.get("dflock_use_ssl")),
-        key_prefix=_good(conf, "dflock_key_prefix", "", _is_prefix, "text without white space"),
+        key_prefix=good(conf, "dflock_key_prefix", "", _is_prefix, "text without white space"),
         unavailable=_word(conf, "dflock_unavailable", UNAVAILABLE),
         enabled=not switched_off
-        and _good(conf, "dflock_enabled", True, lambda it: isinstance(it, bool), "True or False"),
+        and good(conf, "dflock_enabled", True, lambda it: isinstance(it, bool), "True or False"),
         wait=_word(conf, "dflock_wait", WAIT),
-        max_waiting=_good(
-            conf, "dflock_max_waiting", MAX_WAITING, _is_count, "a whole number, 0 or more"
+        max_waiting=good(
+            conf, "dflock_max_waiting", MAX_WAITING, is_whole, "a whole number, 0 or more"
         ),
-        consumer_timeout=_good(
+        consumer_timeout=good(
             *(conf, "dflock_consumer_timeout", CONSUMER_TIMEOUT),
             *(lambda it: is_number(it) and it >= 0, "seconds, or 0 for no limit"),
         ),
@@ -287,9 +287,14 @@ def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _good(
+def good(
     conf: Mapping[str, Any], name: str, default: Any, is_good: Callable[[Any], bool], wanted: str
 ) -> Any:
+    """Return the value of a setting; the default if there is none.
+
+    Raises:
+        ImproperlyConfigured: the value is bad; `wanted` says what to give instead.
+    """
     value = _given(conf, name, default)
     if not is_good(value):
         raise bad_setting(name, value, wanted)
@@ -306,10 +311,6 @@ def _word(conf: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
 
 def _is_prefix(value: Any) -> bool:
     return isinstance(value, str) and is_plain(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and is_number(value) and value >= 0
 
 
 def _strategy(given: Any, servers: Servers) -> ShardingStrategy:

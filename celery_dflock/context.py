@@ -17,7 +17,7 @@ from celery_dflock.checks import check_app, check_seconds, check_whole, refused
 from celery_dflock.config import settings, with_remedy
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock, check_lease
-from celery_dflock.identity import block_label_of, process_label
+from celery_dflock.identity import label_of, process_label
 from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look
 from celery_dflock.options import MAX_LIMIT, MAX_SECONDS, UNLIMITED
@@ -101,11 +101,9 @@ class dflock:
         self._refuse_event_loop()
         locks, is_enabled = self._claim(Locks)
         try:
-            started = time.monotonic()
             missed = locks.acquire() if is_enabled else None
             if missed is not None:
                 raise self._not_acquired(missed, locks.look(missed))
-            locks.waited = time.monotonic() - started if is_enabled else 0.0
             return TaskLock.of(locks)
         except BaseException:
             self.__exit__(None, None, None)
@@ -126,11 +124,10 @@ class dflock:
         """Wait for the lock. If the wait is cancelled, nothing is left behind."""
         locks, is_enabled = self._claim(AsyncLocks)
         try:
-            started = time.monotonic()
             missed = await locks.acquire() if is_enabled else None
             if missed is not None:
                 raise self._not_acquired(missed, await locks.look())
-            return AsyncLock(locks, time.monotonic() - started if is_enabled else 0.0)
+            return AsyncLock(locks)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -234,12 +231,14 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
 
     async def acquire(self) -> str | None:
         """Take the lock; see `Locks.acquire`."""
-        lock = self._lock
+        lock, started = self._lock, time.monotonic()
         lock.acquire_timeout_s = self.timeout
         try:
-            return None if await lock.acquire() else lock.key
+            is_granted = await lock.acquire()
         except errors.RemoteError as exc:
             raise LockUnavailableError(lock.key, with_remedy(exc)) from exc
+        self.waited = time.monotonic() - started
+        return None if is_granted else lock.key
 
     async def release(self) -> None:
         """Release it; nothing happens if it is not held."""
@@ -272,5 +271,5 @@ def _label() -> str:
     """Return what people see of who asks: the task that this is in, else the program."""
     task = current_task._get_current_object()
     if task is not None and task.request.id:
-        return block_label_of(task.name, task.request.id)
+        return label_of(task.name, task.request.id, "dflock ")
     return f"{Path(sys.argv[0]).name or 'python'} {process_label()}"

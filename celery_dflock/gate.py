@@ -42,14 +42,13 @@ class Run:
         has_ended: whether the run itself is over.
     """
 
-    __slots__ = ("bodies", "has_ended", "is_waived", "locks", "task")
+    is_waived = False
+    bodies = 0
+    has_ended = False
 
     def __init__(self, task: type[Task], locks: Locks) -> None:
         self.task = task
         self.locks = locks
-        self.is_waived = False
-        self.bodies = 0
-        self.has_ended = False
 
 
 _RUN = "_dflock_run"
@@ -86,10 +85,10 @@ def run_of(request: Context) -> Run | None:
     return run
 
 
-def begin(request: Context, run: Run) -> None:
-    """Begin a run: its body asks for its lock from now on."""
+def begin(request: Context, run: Run, *, is_outermost: bool) -> None:
+    """Begin a run: its body asks for its lock from now on, in whatever thread another base calls it."""
     setattr(request, _RUN, run)
-    if is_outermost(run.task):
+    if is_outermost:
         _runs.add(run)
 
 

@@ -21,11 +21,11 @@ class HeldLock:
         waited: seconds until all of them were granted.
     """
 
-    def __init__(self, locks: LocksBase[Any], waited: float) -> None:
+    def __init__(self, locks: LocksBase[Any]) -> None:
         self._locks = locks
         self.keys = locks.keys
         self.fences = locks.fences
-        self.waited = waited
+        self.waited = locks.waited
 
     @property
     def key(self) -> LockKey:
@@ -84,7 +84,7 @@ class TaskLock(HeldLock):
         """
         shown: TaskLock | None = locks.shown()
         if shown is None:
-            shown = cls(locks, locks.waited)
+            shown = cls(locks)
             locks.shown = ref(shown)
         return shown
 

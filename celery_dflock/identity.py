@@ -34,17 +34,15 @@ def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str], Owner]:
     return owner
 
 
-def label_of(task_name: str, task_id: str) -> str:
-    """Return the label of a run of a task, shown to people who ask who holds a lock."""
-    return f"{task_name}[{task_id}] {_process or process_label()}"
+def label_of(task_name: str, task_id: str, does: str = "") -> str:
+    """Return the label of a run of a task, shown to people who ask who holds a lock.
 
-
-def block_label_of(task_name: str, task_id: str) -> str:
-    """Return the label of a lock inside a task: the same run, but not the task's own lock."""
-    return f"{task_name}[{task_id}] {_BLOCK}{process_label()}"
-
-
-_BLOCK = "dflock "
+    Args:
+        task_name: of the task.
+        task_id: of the run.
+        does: what it does there, and a space behind it, if the lock is not the task's own.
+    """
+    return f"{task_name}[{task_id}] {does}{_process or process_label()}"
 
 
 def process_label() -> str:

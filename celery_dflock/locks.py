@@ -63,6 +63,9 @@ class LocksBase(Generic[L]):
     _lock_class: type[L]
     _semaphore_class: type[L]
 
+    waited = 0.0
+    """Seconds that it took until all were granted."""
+
     def __init__(
         self,
         locks: Sequence[L],
@@ -156,11 +159,11 @@ class Locks(LocksBase[DistributedLock]):
     reservation: Reservation | None = None
     """The reservation for the position of the first key, if the wait for it timed out."""
 
-    waited = 0.0
-    """Seconds that it took until all were granted."""
-
     heeds_shutdown = False
     """Whether a shutdown of the worker ends the wait: that of a message which can go elsewhere."""
+
+    has_begun = True
+    """Whether a release leaves the slots of a rate used: not before the task begins, if it has one."""
 
     outer: Locks | None = None
     """Those of the task that called this one in the same thread, if any."""
@@ -191,7 +194,8 @@ class Locks(LocksBase[DistributedLock]):
             SupersededError: somebody newer has asked for the first.
             LockUnavailableError: a server could not be asked, or refused.
         """
-        started, remaining = time.monotonic(), self.timeout
+        started, waited = time.monotonic(), 0.0
+        timeout = remaining = self.timeout
         for lock in self._locks[self._taken_up :] if self._taken_up else self._locks:
             lock.acquire_timeout_s = remaining
             ask = self._try_once if remaining == 0 else self._wait
@@ -199,8 +203,10 @@ class Locks(LocksBase[DistributedLock]):
                 self.release()
                 return lock.key
             ticket = reserve = None
-            if remaining is not None:
-                remaining = _left(self.timeout, started)
+            waited = time.monotonic() - started
+            if timeout is not None:
+                remaining = max(0.0, timeout - waited)
+        self.waited += waited
         return None
 
     def take_up(self, ticket: str | None, timeout: float, reserve: ReserveFunction | None) -> bool:
@@ -303,19 +309,22 @@ class Locks(LocksBase[DistributedLock]):
 
     def release(self) -> None:
         """Give back what is held, in the opposite order; nothing happens to what is not."""
-        if len(self._locks) == 1:  # nearly always
+        if self.has_begun and len(self._locks) == 1:  # nearly always
             self._locks[0].release()
             return
         with ExitStack() as stack:  # the last one too, even if one is interrupted
             for lock in self._locks:
-                stack.callback(lock.release)
+                stack.callback(lock.release if self.has_begun else lock.give_back)
 
     def listen(self, told: Callable[[str], object]) -> None:
         """Be told once, on the renewal thread, if somebody newer asks for the first key."""
         self._locks[0].listen(told)
 
     def begin(self) -> None:
-        """Take in that the task runs, now that it has all of them."""
+        """Note that the task runs: its slots of a rate are used from now on, for one window."""
+        self.has_begun = True
+        for lock in self._locks:
+            lock.begin()
 
     def renew(self, seconds: int | None = None) -> bool:
         """Renew all leases now; ``False`` if one is lost."""
@@ -341,27 +350,6 @@ class Locks(LocksBase[DistributedLock]):
         return Look.at(next(lock for lock in self._locks if lock.key == key))
 
 
-class RatedLocks(Locks):
-    """Those of a task of which only so many runs may begin in a while."""
-
-    _has_begun = False
-
-    def begin(self) -> None:
-        """Note that the task runs: its slots of the rate are used from now on, for one window."""
-        self._has_begun = True
-        for lock in self._locks:
-            lock.begin()
-
-    def release(self) -> None:
-        """Release what is held, and the slots of the rate too if the task has not run."""
-        if self._has_begun:
-            super().release()
-            return
-        with ExitStack() as stack:
-            for lock in self._locks:
-                stack.callback(lock.give_back)
-
-
 def is_kept(lock: LockBase) -> bool:
     """Whether a lock is held, or in doubt: for its owner that is the same until the doubt is over."""
     return lock.state in ("held", "doubtful")
@@ -385,10 +373,11 @@ def try_once(
     """
     until = time.monotonic() + HAND_OVER_TIMEOUT
     while True:
+        reservation = reserve and reserve()
         try:
-            return lock.acquire(ticket, reserve and reserve())
+            return lock.acquire(ticket, reservation)
         except errors.MaxWaitersError:
-            if ticket is None and reserve is None:
+            if ticket is None and reservation is None:
                 raise
             return False  # it is not free, and no position in its queue is either
         except errors.RecoveringError as exc:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from weakref import ref
 
-from celery_dflock.exceptions import LockLostError, SupersededError
+from celery_dflock.exceptions import SupersededError
 from celery_dflock.held import TaskLock
-from celery_dflock.locks import Locks
+from celery_dflock.locks import Locks, lost_error
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_lost
 from celery_dflock.worker.interrupt import Interruptible
@@ -65,7 +65,7 @@ class Loss(Interruptible):
         self._is_told = True
         plan, lost = self._plan, self._plan.options.lost
         locks = None if self._locks is None else self._locks()
-        error = LockLostError(lock.key, "its lease ended or the server no longer knows it")
+        error = lost_error(lock)
         interrupted = self.is_raised and self.interrupt(error)
         logger.error(
             "task %s: %s; the task %s",

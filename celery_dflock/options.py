@@ -6,13 +6,14 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import signatures
-from celery_dflock.checks import is_number
+from celery_dflock.checks import is_number, is_whole
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
@@ -173,45 +174,43 @@ class LockOptions:
     parameters: Parameters
 
     @classmethod
-    def of(cls, task: type[Task]) -> LockOptions:
-        """Read the options of a task class.
+    def of(
+        cls,
+        task: type[Task],
+        given: Mapping[str, Any] = MappingProxyType({}),
+        usual: LockOptions | None = None,
+    ) -> LockOptions:
+        """Read the options of a task class, or of a call of it.
+
+        Args:
+            task: the class.
+            given: the options that the call sets itself, in its message header.
+            usual: those of calls that set none, if they are known: the task's function is not examined
+                again.
 
         Raises:
             ImproperlyConfigured: an option is unknown or its value is bad; one line names it.
-        """
-        _refuse_unknown(task)
-        signature = _signature(task)
-        return cls._checked(_Values(task, {}), None, Parameters(signature))
-
-    @classmethod
-    def of_call(cls, task: type[Task], given: Mapping[str, Any], usual: LockOptions) -> LockOptions:
-        """Read the options of a call that sets some itself, in its message header.
-
-        Args:
-            task: the class of the task.
-            given: the options that the call sets.
-            usual: those of calls that set none; the task's function is not examined again.
-
-        Raises:
-            ImproperlyConfigured: as for `of`.
         """
         for name in given:
             if name not in OPTIONS:
                 raise ImproperlyConfigured(
                     f"task {task.name}: a call names the option {name}: give {_one_of(name, OPTIONS)}"
                 )
-        return cls._checked(_Values(task, given), usual, usual.parameters)
-
-    @classmethod
-    def _checked(
-        cls, values: _Values, usual: LockOptions | None, parameters: Parameters
-    ) -> LockOptions:
+        values = _Values(task, given)
+        if usual is None:
+            _refuse_unknown(task)
+            parameters = Parameters(_signature(task))
+        else:
+            parameters = usual.parameters
         timeout = _timeout(values)
-        if usual is None or "lock_key" in values.given:
+        if usual is None or "lock_key" in given:
             sources = _keys(values, parameters.signature)
         else:
             sources = usual.keys
-        group = _group(values, usual, parameters.signature)
+        if usual is None or "lock_group" in given:
+            group = _group(values, parameters.signature)
+        else:
+            group = usual.group
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
         conflict, supersedes = _conflict(values, sources)
@@ -323,7 +322,7 @@ class _Values:
 
     def whole(self, option: str, most: int) -> int:
         value: int = self[option]
-        if not (isinstance(value, int) and is_number(value) and 0 < value <= most):
+        if not is_whole(value, 1, most):
             what = "whole seconds" if most == MAX_SECONDS else "a whole number"
             raise self.bad(option, f"{what}, 1 or more")
         return value
@@ -420,11 +419,7 @@ def _keys(
     return tuple(_key(values, signature, key) for key in several)
 
 
-def _group(
-    values: _Values, usual: LockOptions | None, signature: inspect.Signature
-) -> KeyTemplate | KeyFunction | None:
-    if usual is not None and "lock_group" not in values.given:
-        return usual.group
+def _group(values: _Values, signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:
     given = values["lock_group"]
     return None if given is None else _key(values, signature, given, "lock_group")
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from celery import Task
 from celery.app.task import Context
 
 from celery_dflock import gate, keys
-from celery_dflock.config import Read, Settings
+from celery_dflock.config import Read
 from celery_dflock.identity import Owner, runs_of
 from celery_dflock.lock_key import LockKey
 from celery_dflock.locks import Locks
@@ -23,6 +22,9 @@ from celery_dflock.outcome.types import HandOff, ItsTurn, TimedOut
 
 RETRY_TIMEOUT = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
+
+ORIGINS = 128
+"""So many ways to a queue a task remembers. Most have one; with delays and topics there are more."""
 
 
 class Bound:
@@ -38,6 +40,7 @@ class Bound:
         settings: of the app.
         is_locked: whether its runs take locks at all.
         is_cluster: whether their servers are a cluster.
+        is_outermost: whether their lock surrounds other bases of the task; see `gate.install`.
         make_lock: what makes the lock of a key; see `LocksBase.maker`.
     """
 
@@ -52,8 +55,10 @@ class Bound:
             group_limit=options.group_limit,
         )
         self.read = read
-        self._app = task.app
+        self.is_outermost = gate.is_outermost(task)
         self._owner = runs_of(task.name, self.settings.key_prefix)
+        # What is where does not change: the queues of an app keep their names.
+        self._is_for_all = lru_cache(ORIGINS)(partial(delivery.is_for_all, task.app))
         self._only_key = options.only_key()
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LockKey]:
@@ -71,18 +76,26 @@ class Bound:
 
     def owner_of(self, request: Context) -> Owner:
         """Return who asks for the lock of a run."""
-        audience = delivery.audience(self._app, request)
+        info = request.delivery_info or {}
+        # What each worker gets for itself is not one message delivered to several.
+        is_for_all = self._is_for_all(info.get("exchange") or "", info.get("routing_key") or "")
+        audience = request.hostname or "" if is_for_all else ""
         return self._owner(request.id, request.retries or 0, audience)
 
 
-@dataclass(slots=True, eq=False)
 class Plan:
     """One run of one task.
 
-    Attributes:
+    Args:
         task: the task.
         request: its message; not `task.request`, which is another one on other threads.
-        body: what runs under the lock, with its arguments.
+        body: what runs under the lock.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        bound: what is the same for other runs, if the call names no options of its own.
+
+    Attributes:
+        body: the same, with its arguments.
         bound: what is the same for other runs with these options.
         options: of this call.
         settings: of the app.
@@ -92,23 +105,45 @@ class Plan:
             found out.
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
-        group: to which group it belongs; see `LockedTask.lock_group`.
         age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
+        group: to which group it belongs; see `LockedTask.lock_group`.
+
+    Raises:
+        ImproperlyConfigured: an option that the call names is bad.
+        LockKeyError: the arguments make no key.
+        TypeError: the arguments do not fit the task.
     """
 
-    task: Task
-    request: Context
-    body: Callable[[], Any]
-    bound: Bound
-    options: LockOptions
-    settings: Settings
-    keys: list[LockKey]
-    header: Header
-    is_redelivered: bool
-    hand_off: HandOff | None
-    began: float
-    age: int = 0
-    group: str | None = None
+    __slots__ = (
+        *("age", "began", "body", "bound", "group", "hand_off", "header", "is_redelivered", "keys"),
+        *("options", "request", "settings", "task"),
+    )
+
+    def __init__(
+        self,
+        task: Task,
+        request: Context,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bound: Bound,
+    ) -> None:
+        self.began = time.time()
+        self.task = task
+        self.request = request
+        self.body: Callable[[], Any] = partial(body, *args, **kwargs)
+        header = self.header = Header.read(request)
+        if header.options:
+            bound = task._bound(header.options)
+        options = self.options = bound.options
+        self.bound = bound
+        self.settings = bound.settings
+        self.keys = bound.keys_of(task, args, kwargs)
+        self.is_redelivered = header.is_redelivered(request)
+        handed = HandOff.take(request)
+        self.hand_off = handed if handed is None or handed.key == self.keys[0] else None
+        self.age = header.age if options.supersedes else 0
+        self.group = None if options.group is None else options.group_of(task, args, kwargs)
 
     @property
     def name(self) -> str:
@@ -160,40 +195,3 @@ def keeps_position(options: LockOptions, keys: int) -> bool:
     A function decides only after the wait, and may choose something else.
     """
     return options.conflict == "requeue" and options.requeue.hold is not None and keys == 1
-
-
-def plan(
-    task: Task,
-    request: Context,
-    body: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    bound: Bound,
-) -> Plan:
-    """Find out what a run of a task needs to know, which is bound so if its call does not say else.
-
-    Raises:
-        ImproperlyConfigured: an option that the call names is bad.
-        LockKeyError: the arguments make no key.
-        TypeError: the arguments do not fit the task.
-    """
-    began, header = time.time(), Header.read(request)
-    if header.options:
-        bound = task._bound(header.options)
-    names = bound.keys_of(task, args, kwargs)
-    handed = HandOff.take(request)
-    return Plan(
-        task,
-        request,
-        partial(body, *args, **kwargs),
-        bound,
-        bound.options,
-        bound.settings,
-        names,
-        header,
-        header.is_redelivered(request),
-        handed if handed is not None and handed.key == names[0] else None,
-        began,
-        header.age if bound.options.supersedes else 0,
-        None if bound.options.group is None else bound.options.group_of(task, args, kwargs),
-    )

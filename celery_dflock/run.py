@@ -12,7 +12,7 @@ from celery_dflock import gate, superseding
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError, SupersededError
 from celery_dflock.held import TaskLock, running
 from celery_dflock.identity import AgedOwner, Owner, label_of
-from celery_dflock.locks import Locks, RatedLocks
+from celery_dflock.locks import Locks
 from celery_dflock.look import Look, tell_waiting
 from celery_dflock.loss import Loss
 from celery_dflock.outcome.decide import decide
@@ -53,7 +53,7 @@ def run_locked(plan: Plan) -> Any:
     locks = locks_of(plan, loss.happened)
     run = gate.Run(type(plan.task), locks)
     try:
-        gate.begin(plan.request, run)
+        gate.begin(plan.request, run, is_outermost=plan.bound.is_outermost)
         try:
             locks.outer = running.get()
             if plan.header.unique is None:
@@ -131,16 +131,16 @@ def _release(plan: Plan, run: gate.Run, loss: Loss) -> None:
 def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not yet acquired."""
     bound, request = plan.bound, plan.request
-    make, label = bound.make_lock, label_of(plan.task.name, request.id)
+    make, label, group = bound.make_lock, label_of(plan.task.name, request.id), plan.group
     owner: Owner | AgedOwner = bound.owner_of(request)
     if plan.age:
         owner = (*owner, plan.age)
     locks = []
     for key in plan.keys:
-        locks.append(make(key, label=label, owner=owner, group=plan.group, on_lost=on_lost))
-    make_all = Locks if bound.options.rate is None else RatedLocks
-    made = make_all(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
+        locks.append(make(key, label=label, owner=owner, group=group, on_lost=on_lost))
+    made = Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
     made.heeds_shutdown = not request.is_eager
+    made.has_begun = plan.options.rate is None
     return made
 
 
@@ -150,10 +150,14 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
     Returns:
         ``None`` once all are held.
     """
-    started = time.monotonic()
+    handed, refusal = plan.hand_off, None
     try:
-        refusal = None if plan.hand_off is None else _go_on(plan, plan.hand_off, locks)
-        refusal = refusal or _wait(plan, locks)
+        if handed is not None:
+            started = time.monotonic()
+            refusal = _go_on(plan, handed, locks)
+            locks.waited = handed.waited + time.monotonic() - started
+        if refusal is None:
+            refusal = _wait(plan, locks)
     except LockUnavailableError as error:
         return Unavailable(error, locks.server(error.key), refused_with(error.__cause__))
     except errors.IN_ORDER as exc:
@@ -162,9 +166,6 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
     if outages.known and not isinstance(refusal, Unavailable):
         outages.over(locks.server(plan.keys[0]))
-    locks.waited = time.monotonic() - started
-    if plan.hand_off is not None:
-        locks.waited += plan.waited
     return refusal
 
 
@@ -217,13 +218,19 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
         for each in filter(outer.has_under, plan.keys):
             why = "it is held by a task in the same thread that waits for this one"
             return TimedOut(LockNotAcquiredError(each, why))
-    reserve = partial(reservation, plan.task, plan.header, plan.options, locks.timeout)
-    refused = locks.acquire(ticket, reserve if plan.keeps_position else None)
+    refused = locks.acquire(ticket, partial(_reserve, plan))
     if refused is None:
         return None
     seconds, said = locks.timeout, locks.reservation
     waited = f"waited {seconds} s (lock_timeout)" if seconds else ""
     return _timed_out(locks, refused, waited, Kept.of(locks.ticket, said and said.away_s))
+
+
+def _reserve(plan: Plan) -> Reservation | None:
+    """Return how the position of a task is kept, once there is one."""
+    if not plan.keeps_position:
+        return None
+    return reservation(plan.task, plan.header, plan.options, plan.timeout)
 
 
 def _timed_out(locks: Locks, key: str, waited: str, kept: Kept | None) -> TimedOut:

@@ -24,7 +24,7 @@ from celery_dflock.options import (
     Unique,
 )
 from celery_dflock.outcome import header
-from celery_dflock.plan import Bound, plan
+from celery_dflock.plan import Bound, Plan
 from celery_dflock.run import run_locked
 from celery_dflock.superseding import headers_with_age
 from celery_dflock.unique import publish as unique
@@ -127,8 +127,8 @@ class LockedTask(Task):
         """Check the options, so that a bad one stops the program and not a task."""
         super().on_bound(app)
         cls._lock_options = LockOptions.of(cls)
-        cls._lock_bound = None
         gate.install(cls, LockedTask)
+        cls._lock_bound = None
 
     def apply_async(
         self,
@@ -253,7 +253,7 @@ class LockedTask(Task):
         bound = self._bound()
         if not bound.is_locked:
             return body(*args, **kwargs)
-        return run_locked(plan(self, request, body, args, kwargs, bound))
+        return run_locked(Plan(self, request, body, args, kwargs, bound))
 
     @classmethod
     def _bound(cls, given: Mapping[str, Any] | None = None) -> Bound:
@@ -272,7 +272,7 @@ class LockedTask(Task):
         if usual is None:
             # Celery registers a task before it binds it, and another thread has got hold of it.
             usual = LockOptions.of(cls)
-        return LockOptions.of_call(cls, given, usual) if given else usual
+        return LockOptions.of(cls, given, usual) if given else usual
 
 
 class SingletonTask(LockedTask):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -10,7 +11,8 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
-from celery_dflock.config import bad_setting, settings
+from celery_dflock.checks import is_whole
+from celery_dflock.config import bad_setting, good, settings
 from celery_dflock.keys import encode, finish, is_plain
 from celery_dflock.options import MAX_SECONDS
 
@@ -60,16 +62,14 @@ def beat_settings(app: Celery) -> BeatSettings:
         raise ImproperlyConfigured(
             "dflock_enabled is False: start beat without -S dflock, or enable locks"
         )
-    key = lock_key(app)
-    ttl = conf.get("dflock_beat_lock_ttl")
-    ttl = DEFAULT_LOCK_TTL if ttl is None else ttl
-    if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= MAX_SECONDS:
-        raise bad_setting("dflock_beat_lock_ttl", ttl, "whole seconds, 1 or more")
     return BeatSettings(
-        _scheduler(conf.get("dflock_beat_scheduler") or DEFAULT_SCHEDULER),
-        key,
-        ttl,
-        _store(conf.get("dflock_beat_store")),
+        lock_key=lock_key(app),
+        lock_ttl=good(
+            *(conf, "dflock_beat_lock_ttl", DEFAULT_LOCK_TTL),
+            *(partial(is_whole, least=1, most=MAX_SECONDS), "whole seconds, 1 or more"),
+        ),
+        scheduler=_scheduler(conf.get("dflock_beat_scheduler") or DEFAULT_SCHEDULER),
+        store=_store(conf.get("dflock_beat_store")),
     )
 
 

@@ -20,6 +20,7 @@ from celery_dflock.beat.leadership import Lead, NotLeadingError, led, restore
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
 from celery_dflock.identity import process_label
+from celery_dflock.look import describe
 from dflockd import errors
 from dflockd.sync_client import DistributedLock
 
@@ -262,8 +263,7 @@ class DflockScheduler:
             return f"not known: {exc}"
         if not holders:
             return "nobody yet"
-        label = holders[0]["label"] or "somebody"
-        return f"{label}, for {holders[0]['held_s']:.0f} s" if since else label
+        return describe(holders[0]) if since else holders[0]["label"] or "somebody"
 
     def _next_due(self) -> str:
         entries = self._inner.schedule.values()

@@ -84,24 +84,18 @@ def without_counts(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: headers[name] for name in headers if not ADDED_BY_BROKER.fullmatch(name)}
 
 
-def audience(app: Celery, request: Context) -> str:
-    """Return for whom a message is: the worker, if each gets one of its own; else nothing.
-
-    Runs of one message in several workers are then not the same run delivered twice.
-
-    Args:
-        app: knows its queues.
-        request: the message.
-    """
-    queue = queue_of(app.amqp.queues, request)
-    if queue is None or not _is_for_all(app, queue):
-        return ""
-    return request.hostname or ""
+def is_for_all(app: Celery, exchange: str, routing_key: str) -> bool:
+    """Whether each worker gets a message of its own of those that come this way."""
+    queue = _queue_at(app.amqp.queues, exchange, _without_delay(routing_key))
+    return queue is not None and _is_for_all(app, queue)
 
 
 def queue_of(queues: Queues, request: Context) -> Queue | None:
     """Return the queue that a message has come from, if the app knows it."""
-    exchange, key = _origin(request)
+    return _queue_at(queues, *_origin(request))
+
+
+def _queue_at(queues: Queues, exchange: str, key: str) -> Queue | None:
     if not exchange:
         found: Queue | None = queues.get(key)
         return found
@@ -126,8 +120,11 @@ def _gets(queue: Queue, kind: str, key: str) -> bool:
 def _origin(request: Context) -> tuple[str, str]:
     """Return the exchange and the routing key of a message, without the delay that it has had."""
     info = request.delivery_info or {}
-    key: str = info.get("routing_key") or ""
-    return info.get("exchange") or "", _delay.sub("", key, count=1) if "." in key else key
+    return info.get("exchange") or "", _without_delay(info.get("routing_key") or "")
+
+
+def _without_delay(routing_key: str) -> str:
+    return _delay.sub("", routing_key, count=1)
 
 
 def has_quorum_queues(app: Celery) -> bool:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from celery import Task
 
-from celery_dflock import keys
+from celery_dflock import identity, keys
 from celery_dflock.config import Settings
-from celery_dflock.identity import process_label
 from celery_dflock.locks import MOMENT
 from celery_dflock.look import describe
 from celery_dflock.options import MAX_LIMIT
@@ -39,7 +38,7 @@ def lock_on(key: str, app_settings: Settings, ttl: int, label: str) -> Distribut
 def label_of(task: Task, task_id: str, does: str = "") -> str:
     """Return what holders of it are labelled with: the id is looked up in it."""
     name = task.name.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore")
-    return f"{name}[{task_id}] {does}{process_label()}"
+    return identity.label_of(name, task_id, does)
 
 
 def mark_of(task_id: str, app_settings: Settings, label: str) -> DistributedSemaphore:

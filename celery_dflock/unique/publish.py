@@ -199,8 +199,8 @@ class _Sender:
 
 def _key(task: Task, parts: Sequence[str], app_settings: Settings) -> str:
     # No two tasks and no two lists make the same text.
-    name = keys.encode(task.name).replace(":", "%3A")
-    return keys.finish(f"unique:{name}:{keys.join(parts)}", app_settings.key_prefix)
+    text = f"unique:{keys.encode(task.name, ':')}:{keys.join(parts)}"
+    return keys.finish(text, app_settings.key_prefix)
 
 
 def _lease(task: Task, options: LockOptions, message: Mapping[str, Any]) -> int:

@@ -50,9 +50,9 @@ BAD: dict[str, tuple[Callable[[Any, Celery], Any], list[Any]]] = {
     "call in turn": (lambda bad, _: turn_order(bad), NO_CALL),
     "timeout_s": (lambda bad, app: supersede(call_in(app), bad), [None, *NO_TIME]),
     "leave": (lambda bad, app: use_up_rate(call_in(app), bad), [None, *NO_COUNT[1:]]),
-    "seconds": (lambda bad, app: TaskLock(locks_in(app), 0).extend(bad), NO_COUNT),
+    "seconds": (lambda bad, app: TaskLock(locks_in(app)).extend(bad), NO_COUNT),
     "seconds awaited": (
-        lambda bad, app: asyncio.run(AsyncLock(locks_in(app), 0).extend(bad)),
+        lambda bad, app: asyncio.run(AsyncLock(locks_in(app)).extend(bad)),
         NO_COUNT,
     ),
     "dflock_beat_lock_ttl": (

@@ -524,7 +524,7 @@ def test_no_body_begins_while_its_run_gives_the_lock_back(key: str) -> None:
 
     locks: Any = SimpleNamespace(keys=[key], state="held", check=lambda: None)
     request, run = Context(), gate.Run(type(task), locks)
-    gate.begin(request, run)
+    gate.begin(request, run, is_outermost=True)
     try:
         assert task.run(key) == key, "beside it, under its lock"
         assert gate.end(run)

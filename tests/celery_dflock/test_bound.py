@@ -22,7 +22,7 @@ from celery_dflock.config import read, settings
 from celery_dflock.identity import process_label
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome import delivery
-from celery_dflock.plan import Bound, Plan, plan
+from celery_dflock.plan import Bound, Plan
 
 options = st.fixed_dictionaries(
     {},
@@ -79,7 +79,7 @@ def a_task(app: Celery, **given: Any) -> Any:
 
 
 def planned(task: Any, message: dict[str, Any], bound: Bound) -> list[Any]:
-    run: Plan = plan(task, Context(message), task.run, (1,), {}, bound)
+    run = Plan(task, Context(message), task.run, (1,), {}, bound)
     locks = [run.bound.make_lock(key) for key in run.keys]
     return [
         bound.is_locked,
@@ -238,7 +238,26 @@ def test_an_owner_is_the_same_in_all_versions(
     """Workers of other versions compare it: it is a digest of what they make it of as well."""
     task = of_a_shop
     request = Context({**message, "id": task_id})
-    audience = delivery.audience(task.app, request)
+    info = request.delivery_info
+    is_for_all = delivery.is_for_all(task.app, info["exchange"], info["routing_key"])
+    audience = request.hostname if is_for_all else ""
     text = "\0".join(("shop:", task.name, task_id, audience)).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=16).hexdigest()
     assert task._bound().owner_of(request) == (digest, message["retries"])
+
+
+def test_what_comes_from_a_queue_that_is_added_later_is_known_by_it() -> None:
+    """As ``celery control add_consumer`` adds it, after messages of other queues have come."""
+    app = an_app()
+    task = a_task(app)
+
+    def owners(exchange: str) -> set[Any]:
+        info = {"exchange": exchange, "routing_key": "celery"}
+        message = {"id": "1", "retries": 0, "delivery_info": info}
+        hosts = ("one@here", "two@here")
+        return {task._bound().owner_of(Context({**message, "hostname": host})) for host in hosts}
+
+    assert len(owners("")) == 1, "a queue that both share"
+    app.amqp.queues.select_add("late", exchange="late", exchange_type="fanout", auto_delete=True)
+    assert len(owners("late")) == 2, "each gets a message of its own"
+    assert len(owners("")) == 1

@@ -14,7 +14,7 @@ from celery.app.task import Context
 
 from celery_dflock import LockedTask, LockLostError, TaskLock, current_lock
 from celery_dflock.loss import Loss
-from celery_dflock.plan import plan
+from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_acquired, lock_lost
 from celery_dflock.worker.interrupt import SIGNAL, Interruptible
 from dflockd import admin
@@ -173,7 +173,7 @@ def test_the_first_lock_that_is_lost_counts(key: str) -> None:
         told.append(key)
 
     lock_lost.connect(lost)
-    loss = Loss(plan(task, Context(id="1"), task.run, (), {}, task._bound()))
+    loss = Loss(Plan(task, Context(id="1"), task.run, (), {}, task._bound()))
     for each in (DistributedLock("a"), DistributedLock("b")):
         loss.happened(each)
     assert told == ["a"]

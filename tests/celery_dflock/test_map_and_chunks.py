@@ -28,7 +28,7 @@ CANVAS: dict[str, Callable[[Task], Any]] = {
     "starmap": lambda task: xstarmap(task.s(), ITEMS, app=task.app),
     "chunks": lambda task: chunks(task.s(), ITEMS, 1, app=task.app).group(),
 }
-"""The same past the task; also what was sent by 0.1."""
+"""The same past the task."""
 
 WITHOUT = "() would run it without its lock: send group(task.s("
 

@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 from celery_dflock import LockedTask, LockNotAcquiredError, Skipped, SupersededError, superseding
 from celery_dflock.outcome import header
-from celery_dflock.plan import plan
+from celery_dflock.plan import Plan
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
@@ -66,7 +66,7 @@ def test_the_number_of_its_arrival_goes_along_when_it_is_sent_again(
 ) -> None:
     request = Context(id=f"sent:{key}", headers={"x-tenant": "blue"}, retries=0)
     task = jobs.latest
-    run = plan(task, request, task.run, (), {"key": key}, task._bound())
+    run = Plan(task, request, task.run, (), {"key": key}, task._bound())
     assert superseding.prepare(run) is None
     newer = cluster.lock(key).draw_age()
     again = run.header.write(request)

@@ -35,6 +35,11 @@ def received(exchange: str, routing_key: str, **more: Any) -> Context:
     return Context(task="shop.sync", hostname="one@here", delivery_info=info, **more)
 
 
+def is_for_all(app: Celery, request: Context) -> bool:
+    info = request.delivery_info
+    return delivery.is_for_all(app, info["exchange"], info["routing_key"])
+
+
 def route(app: Celery, request: Context) -> tuple[Any, ...]:
     """Name and exchange of the queue, routing key."""
     options = delivery.route_of(app, request)
@@ -108,8 +113,8 @@ def test_what_is_for_all_goes_to_this_worker_alone() -> None:
     app = an_app("amqp://", a_queue("default", "direct"), own)
     for request in (received("for-all", ""), received("", own.name)):
         assert route(app, request) == (own.name, "", "direct", own.name)
-        assert delivery.audience(app, request) == "one@here"
-    assert delivery.audience(app, received("", "default")) == ""
+        assert is_for_all(app, request)
+    assert not is_for_all(app, received("", "default"))
 
 
 def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
@@ -140,11 +145,11 @@ def test_what_a_shared_queue_gets_goes_back_to_it_and_is_for_one(broker: str, ki
     app = an_app(broker, a_queue("default", "direct"), a_queue("shared", kind, "work.#"))
     request = received("shared", "work.eu")
     if (broker, kind) == ("redis://", "fanout"):
-        assert delivery.audience(app, request) == "one@here", "there is no such queue"
+        assert is_for_all(app, request), "there is no such queue"
         with pytest.raises(ImproperlyConfigured, match="redis cannot send it back"):
             delivery.route_of(app, request)
     else:
-        assert delivery.audience(app, request) == ""
+        assert not is_for_all(app, request)
         assert route(app, request) == ("shared", "", "direct", "shared")
 
 

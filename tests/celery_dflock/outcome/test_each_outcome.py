@@ -44,7 +44,7 @@ from celery_dflock.outcome.types import (
     TimedOut,
     Unavailable,
 )
-from celery_dflock.plan import plan
+from celery_dflock.plan import Plan
 from tests.celery_dflock.outcome.test_requeue import as_request, received
 from tests.celery_dflock.record import RECORD
 
@@ -94,7 +94,7 @@ class Stage:
         self.before = datetime.now(UTC)
         try:
             return decide(
-                plan(self.task, self.task.request, self.task.run, (), {}, self.task._bound()), it
+                Plan(self.task, self.task.request, self.task.run, (), {}, self.task._bound()), it
             )
         finally:
             self.task.pop_request()

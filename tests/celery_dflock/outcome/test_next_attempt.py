@@ -27,7 +27,7 @@ from celery_dflock.outcome.types import (
     Superseded,
     TimedOut,
 )
-from celery_dflock.plan import plan
+from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_conflict, task_requeued
 from tests.celery_dflock.outcome.test_requeue import as_request, received
 from tests.celery_dflock.record import RECORD
@@ -70,7 +70,7 @@ def refuse(task: Task, it: Refusal, **said: Any) -> tuple[Any, Message, Message]
     before = received(task.app)
     task.push_request(**as_request(before))
     try:
-        run = plan(task, task.request, task.run, (), {}, task._bound())
+        run = Plan(task, task.request, task.run, (), {}, task._bound())
         with pytest.raises((Retry, RedeliveryRequeued)) as raised:
             decide(run, it)
     finally:
@@ -143,7 +143,7 @@ def test_a_redelivery_is_asked_about_once(
 def test_an_older_one_is_skipped_with_the_name_of_the_newer(task: Task) -> None:
     task.push_request(id="older", called_directly=False)
     try:
-        run = plan(task, task.request, task.run, (), {}, task._bound())
+        run = Plan(task, task.request, task.run, (), {}, task._bound())
         skipped = decide(run, Superseded(ERROR))
     finally:
         task.pop_request()

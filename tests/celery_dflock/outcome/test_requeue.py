@@ -26,7 +26,7 @@ from celery_dflock.outcome.types import (
     Unavailable,
     prepare,
 )
-from celery_dflock.plan import plan
+from celery_dflock.plan import Plan
 from celery_dflock.worker.shutdown import shutdown
 from tests.celery_dflock.record import RECORD
 
@@ -130,7 +130,7 @@ def requeue(
 ) -> None:
     task.push_request(**{**as_request(message), **more})
     try:
-        run = plan(task, task.request, task.run, (1,), {"two": 2}, task._bound())
+        run = Plan(task, task.request, task.run, (1,), {"two": 2}, task._bound())
         with pytest.raises(ends):
             decide(run, outcome)
     finally:

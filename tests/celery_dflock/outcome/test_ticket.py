@@ -20,7 +20,7 @@ from celery_dflock.outcome.decide import requeue_or_give_up
 from celery_dflock.outcome.header import RUN, Header
 from celery_dflock.outcome.requeue import reservation
 from celery_dflock.outcome.types import Kept, TimedOut
-from celery_dflock.plan import Plan, plan
+from celery_dflock.plan import Plan
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
@@ -169,7 +169,7 @@ def planned(task: Task, key: str, name: str, **more: Any) -> Plan:
     task.push_request(
         id=name, args=[], kwargs={"key": key}, **{"retries": 0, "called_directly": False, **more}
     )
-    return plan(task, task.request, task.run, (), {"key": key}, task._bound())
+    return Plan(task, task.request, task.run, (), {"key": key}, task._bound())
 
 
 def test_the_pause_is_what_was_said(cluster: Cluster, key: str) -> None:
