@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Final, NoReturn, Protocol
@@ -121,6 +122,8 @@ class Handling:
         """Whether more is due than a step has done."""
         self._looks = False
         self._others: list[Effect] = []
+        self._searches: deque[Generator[None, None, None]] = deque()
+        """What connections look for: the first of it is under way."""
         """What the request that is handled has brought, for others first of all."""
 
     def answer(self, peer: Peer, reader: RequestReader, kind: int, now: float) -> bytes:
@@ -203,13 +206,20 @@ class Handling:
             if now >= self.table.deadlines.earliest:
                 self._others += self.table.advance(now)
             report = self._report(peer.id, request)
-            try:
-                next(report)
-            except StopIteration as end:
-                self._others.append((peer.id, end.value))
-            else:
-                self.sessions[peer.id].look_on()
-                self.slices.look(self._look(peer.id, report))
+            if self.slices.may_look():
+                try:
+                    next(report)
+                except StopIteration as end:
+                    self._others.append((peer.id, end.value))
+                    return
+            self.sessions[peer.id].look_on()
+            look = self._look(peer.id, report)
+            if type(request) is not Find:
+                self.slices.look(look)
+                return
+            self._searches.append(look)
+            if len(self._searches) == 1:
+                self.slices.look(self._search())
             return
         effects = self.table.handle(peer, request, now)
         self._others += effects
@@ -243,6 +253,16 @@ class Handling:
                 self._deliver((number, end.value))
                 return
             yield
+
+    def _search(self) -> Generator[None, None, None]:
+        """Answer those who look for something, one after the other.
+
+        Each has a list of all that it looks through. Python looks through these lists as well, for
+        garbage, and that is not done in steps.
+        """
+        while self._searches:
+            yield from self._searches[0]
+            self._searches.popleft()
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""

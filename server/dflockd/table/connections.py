@@ -109,24 +109,29 @@ class Connections:
         self.slots.in_steps(self._all_to_drain(), self._send_home, now, effects)
         return effects
 
-    def _all_to_drain(self) -> Iterator[Hold | Waiter]:
+    def _all_to_drain(self) -> Iterator[Hold | Waiter | Peer]:
         """Yield all who wait; then the slots that nobody has heard of.
 
-        Nobody can ask for these any more, and nobody is left to have them instead.
+        Nobody can ask for these any more, and nobody is left to have them instead. A peer stands for
+        the look at it: there can be very many that have nothing.
         """
         for peer in list(self.peers.values()):
+            yield peer
             if peer.waiting is not None:
                 yield peer.waiting
             yield from list(peer.enqueued.values())
         for peer in list(self.peers.values()):
+            yield peer
             yield from [
                 waiter.hold
                 for waiter in peer.enqueued.values()
                 if waiter.state == UNTOLD and waiter.hold is not None
             ]
 
-    def _send_home(self, item: Hold | Waiter, now: float, effects: list[Effect]) -> None:
+    def _send_home(self, item: Hold | Waiter | Peer, now: float, effects: list[Effect]) -> None:
         """Take out who waits, or a slot that nobody has heard of, if it is still there."""
+        if isinstance(item, Peer):
+            return
         if isinstance(item, Hold):
             if not item.ended:
                 self.slots.free(item, now, effects)
