@@ -30,14 +30,14 @@ WANTED = {
 STORMS: dict[str, tuple[str, ...]] = {
     "l": ("l|{key}|0",),
     "e": ("e|{key}|", "w|{key}|0"),
-    "w": ("w|{key}|0",),
+    "w": ("e|{key}|", "w|{key}|0", "w|{key}|0"),
     "n": ("l|{mine}|0", "n|{mine}|{token}", "n|{key}|{token}", "r|{mine}|{token}"),
     "r": ("l|{mine}|0", "r|{key}|{token}", "r|{mine}|{token}"),
     "sl": ("sl|held|0 1000000", "sr|held|{token}"),
     "se": ("se|held|1000000", "sw|held|0", "sr|held|{token}"),
-    "sw": ("sw|held|0",),
+    "sw": ("se|held|1000000", "sw|held|0", "sw|held|0", "sr|held|{token}"),
     "sn": ("sl|held|0 1000000", "sn|held|{token}", "sr|held|{token}"),
-    "sr": ("sr|held|{token}",),
+    "sr": ("sl|held|0 1000000", "sr|held|{token}", "sr|held|{token}"),
     "acquire": (
         "acquire|{key}|timeout=0 owner=o-{n} attempt=0 label=somebody",
         "acquire|aged|timeout=0 owner=a-{n} attempt=0 age={n}",
@@ -52,22 +52,32 @@ STORMS: dict[str, tuple[str, ...]] = {
         "enqueue|{key}|ticket={ticket}",
         "wait|{key}|timeout=0",
     ),
-    "wait": ("wait|aged|timeout=0 age={n}", "wait|{key}|timeout=0"),
+    "wait": (
+        "enqueue|aged|owner=w-{n} attempt=0 age={n}",
+        "wait|aged|timeout=0 age={n}",
+        "enqueue|{key}|",
+        "wait|{key}|timeout=0",
+    ),
     "renew": (
-        "acquire|{mine}|timeout=0 rate=100/1000 group=g",
+        "acquire|{mine}|timeout=0 rate=100000/1000 group=g",
         "renew|{mine}|token={token} how=begun",
         "renew|{mine}|token={token} how=confirm",
         "renew|{mine}|token={token} how=detach",
         "renew|{key}|token={token}",
         "r|{mine}|{token}",
     ),
-    "unbegun": ("acquire|{mine}|timeout=0 rate=100/1000", "unbegun|{mine}|{token}"),
+    "unbegun": ("acquire|{mine}|timeout=0 rate=100000/1000", "unbegun|{mine}|{token}"),
     "pass": (
         "acquire|{key}|timeout=0 away=1000 hold=100",
         "pass|{key}|{ticket}",
     ),
     "age": ("age|{key}|_",),
-    "listen": ("listen|{key}|{token}",),
+    "listen": (
+        "l|{mine}|0",
+        "listen|{mine}|{token}",
+        "r|{mine}|{token}",
+        "listen|{key}|{token}",
+    ),
     "i": ("i|{key}|_",),
     "si": ("si|held|_",),
     "evict": ("l|{mine}|0", "evict|{mine}|{fence}", "evict|{key}|1"),
@@ -109,14 +119,14 @@ class Client:
         self._mine = f"mine-{number}"
         self._token = _NO_TOKEN
         self._ticket = _NO_TOKEN
-        self._requests = itertools.cycle(requests)
-        self._keys = itertools.cycle(KEYS)
+        self._asks = ((key, each) for key in itertools.cycle(KEYS) for each in requests)
         self._reply = b""
 
     def ask(self) -> None:
         """Send the next request."""
-        request = next(self._requests).format(
-            key=next(self._keys),
+        key, request = next(self._asks)
+        request = request.format(
+            key=key,
             mine=self._mine,
             n=next(_numbers),
             token=self._token,
@@ -125,20 +135,20 @@ class Client:
         )
         self.sock.sendall((request.replace("|", "\n") + "\n").encode())
 
-    def hear(self) -> bool:
-        """Read what has come; say whether that was the last of a reply."""
+    def hear(self) -> bytes | None:
+        """Read what has come, and return the reply if it is whole."""
         received = self.sock.recv(1 << 20)
         if not received:
             raise RuntimeError("the server has closed a connection")
         self._reply += received
         if not received.endswith(b"\n"):
-            return False
-        if found := _GRANT.match(self._reply):
+            return None
+        reply, self._reply = self._reply, b""
+        if found := _GRANT.match(reply):
             self._token = found[1].decode()
-        elif found := _TICKET.match(self._reply):
+        elif found := _TICKET.match(reply):
             self._ticket = found[1].decode()
-        self._reply = b""
-        return True
+        return reply
 
 
 def storm(clients: list[Client], seconds: float) -> int:
@@ -151,7 +161,7 @@ def storm(clients: list[Client], seconds: float) -> int:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                if key.data.hear():
+                if key.data.hear() is not None:
                     answered += 1
                     key.data.ask()
     return answered

@@ -11,7 +11,9 @@ import pytest
 
 from dflockd.server import Server
 from dflockd.table import Entry, Limits
-from dflockd.wire import Acquire, Enqueue, Space
+from dflockd.table.finding import Search
+from dflockd.table.report import Listing
+from dflockd.wire import Acquire, Enqueue, Find, Inspect, Refusal, Space, Stats
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
 from tests.dflockd.server.server_support import queue_up, stats
 from tests.dflockd.server.session_support import connect, make_server, say
@@ -99,6 +101,34 @@ async def test_who_leaves_is_not_looked_for() -> None:
         await asyncio.sleep(0)
     assert len(json.loads(second.written[3:])["found"]) == 11
     assert not first.written
+
+
+async def test_one_is_searched_for_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search has a list of all that it looks through: few of them are to be there at a time."""
+    server = make_server()
+    server.slices.at_once = server.slices.look_for = -1.0
+    server.slices.rest = 0.0
+    fill(server, 200)
+    begun: list[Search | Listing | Refusal] = []
+    look = server.table.look
+
+    def noted(request: Find | Inspect | Stats, now: float) -> Search | Listing | Refusal:
+        begun.append(look(request, now))
+        return begun[-1]
+
+    monkeypatch.setattr(server.table, "look", noted)
+    askers = [connect(server) for _ in range(5)]
+    for asker in askers:
+        asker.session.data_received(FIND)
+    inspecting = connect(server)
+    inspecting.session.data_received(b"i\nkey:0\n_\n")
+    while not all(asker.written for asker in askers):
+        answered = sum(1 for asker in askers if asker.written)
+        searches = [each for each in begun if isinstance(each, Search)]
+        assert len(searches) <= answered + 1
+        await asyncio.sleep(0)
+        if answered:
+            assert inspecting.written, "it is no search, and waits for none"
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
