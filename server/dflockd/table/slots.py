@@ -223,8 +223,11 @@ class Slots:
             entry.partition.remember_end(name, hold.fence, is_sole=hold.is_sole)
         if hold.owner is not None:
             owners.discard(entry, hold)
-        if hold.peer is not None:
-            del hold.peer.holds[hold]
+        peer = hold.peer
+        if peer is not None:
+            del peer.holds[hold]
+            if peer.granted is hold:
+                peer.granted = None  # they refer to each other
         if hold.waiter is not None:
             self.forget_waiter(hold.waiter)
             hold.waiter.state = GONE
