@@ -140,19 +140,28 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], 
         seed: as they were written with.
 
     Returns:
-        The records, a `Name` being that of something that has ended; and the position behind the last
-        one, which is `end` if all of them are whole.
+        The records, a `Name` being that of something that has ended, or of rates of which there is a
+        later record; and the position behind the last one, which is `end` if all of them are whole.
 
     Raises:
         UnknownRecordError: one is of a later version.
     """
     records: list[Record] = []
+    packed: dict[int, int] = {}
+    """Where the last record of some rates is. It is written anew for each rate that joins them: of all
+    these but the last there is nothing to keep than that they have ended."""
     while (body_start := start + _CHECKED.size) <= end:
         crc, size = _CHECKED.unpack_from(data, start)
         body = data[body_start : body_start + size]
         if not size or body_start + size > end or zlib.crc32(body, seed) != crc:
             break
-        records.append(_read(body))
+        record = _read(body)
+        if isinstance(record, PackedRecord):
+            before = packed.get(record.number)
+            if before is not None:
+                records[before] = -record.number
+            packed[record.number] = len(records)
+        records.append(record)
         start = body_start + size
     return records, start
 
