@@ -121,9 +121,9 @@ class Handling:
         self._is_behind = False
         """Whether more is due than a step has done."""
         self._looks = False
-        self._others: list[Effect] = []
         self._searches: deque[Generator[None, None, None]] = deque()
         """What connections look for: the first of it is under way."""
+        self._others: list[Effect] = []
         """What the request that is handled has brought, for others first of all."""
 
     def answer(self, peer: Peer, reader: RequestReader, kind: int, now: float) -> bytes:
@@ -137,7 +137,7 @@ class Handling:
         """
         table, others, out = self.table, self._others, b""
         try:
-            if kind < RELEASE or now >= table.deadlines.earliest or table.draining:
+            if kind < RELEASE or now >= table.deadlines.earliest or table.connections.draining:
                 self._handle(peer, reader.request(), now)
             elif kind == RELEASE:
                 done = table.release(reader.space, reader.key, reader.token, now, others)
@@ -202,7 +202,7 @@ class Handling:
 
     def _handle(self, peer: Peer, request: Request, now: float) -> None:
         """Let the table handle a message; the reply is one of the effects."""
-        if isinstance(request, Find | Inspect | Stats) and not self.table.draining:
+        if isinstance(request, Find | Inspect | Stats) and not self.table.connections.draining:
             if now >= self.table.deadlines.earliest:
                 self._others += self.table.advance(now)
             report = self._report(peer.id, request)

@@ -399,6 +399,11 @@ class Both:
         self.messages.go_on()
         for _ in range(4):
             await asyncio.sleep(0)
+        # One report is made at once, and others after a rest.
+        while any(each.session._looks_on for each in self.transports.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(4):
+            await asyncio.sleep(0)
         for number, transport in self.transports.items():
             assert transport.written == self.messages.written[number], number
             for line in transport.written.splitlines():
