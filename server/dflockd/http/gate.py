@@ -199,7 +199,8 @@ class Gate(asyncio.Protocol):
             self._write_timer.cancel()
             self._write_timer = None
         if self._can_write is not None:
-            self._can_write.set_result(None)
+            if not self._can_write.done():  # by the end of what waits for it
+                self._can_write.set_result(None)
             self._can_write = None
 
     # What is done about a request.
