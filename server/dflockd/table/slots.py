@@ -147,10 +147,6 @@ class Slots:
 
     # Holds.
 
-    def _lease(self, asked: int | None) -> int | None:
-        lease = self.limits.default_lease if asked is None else asked
-        return lease if lease <= self.limits.max_lease else None
-
     def grant(
         self,
         entry: Entry,

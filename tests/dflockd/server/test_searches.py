@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import time
+from itertools import pairwise
 
 import pytest
 
 from dflockd.server import Server
 from dflockd.table import Entry, Limits
-from dflockd.table.finding import Search
-from dflockd.table.report import Listing
-from dflockd.wire import Acquire, Enqueue, Find, Inspect, Refusal, Space, Stats
+from dflockd.wire import Acquire, Enqueue, Space
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
 from tests.dflockd.server.server_support import queue_up, stats
 from tests.dflockd.server.session_support import connect, make_server, say
@@ -103,32 +103,26 @@ async def test_who_leaves_is_not_looked_for() -> None:
     assert not first.written
 
 
-async def test_one_is_searched_for_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_is_searched_for_after_the_other() -> None:
     """A search has a list of all that it looks through: few of them are to be there at a time."""
     server = make_server()
-    server.slices.at_once = server.slices.look_for = -1.0
+    server.slices.at_once = server.slices.look_for = -1.0  # one step
     server.slices.rest = 0.0
     fill(server, 200)
-    begun: list[Search | Listing | Refusal] = []
-    look = server.table.look
-
-    def noted(request: Find | Inspect | Stats, now: float) -> Search | Listing | Refusal:
-        begun.append(look(request, now))
-        return begun[-1]
-
-    monkeypatch.setattr(server.table, "look", noted)
     askers = [connect(server) for _ in range(5)]
     for asker in askers:
         asker.session.data_received(FIND)
     inspecting = connect(server)
     inspecting.session.data_received(b"i\nkey:0\n_\n")
-    while not all(asker.written for asker in askers):
-        answered = sum(1 for asker in askers if asker.written)
-        searches = [each for each in begun if isinstance(each, Search)]
-        assert len(searches) <= answered + 1
+    answered: list[int] = []
+    for turn in itertools.count():
+        answered += [turn] * (sum(1 for asker in askers if asker.written) - len(answered))
+        if len(answered) == len(askers):
+            break
+        assert not answered or inspecting.written, "it is no search, and waits for none"
         await asyncio.sleep(0)
-        if answered:
-            assert inspecting.written, "it is no search, and waits for none"
+    # In turns they would all be answered within a few steps.
+    assert all(later - earlier >= 200 / 16 for earlier, later in pairwise(answered))
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
