@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple, Self
 
+from benchmarks import storms
 from benchmarks.child import Child
 from benchmarks.exchange import PATIENCE, connect
 from benchmarks.servers import Server
@@ -34,6 +35,8 @@ ORPHANED = 3
 """Seconds that holds have left once their connection broke off."""
 NEWER = 2.0
 """Seconds for which newer runs ask for a lock."""
+STORM = 0.3
+"""Seconds for which one kind of request is made."""
 LOOKED = 6.0
 """Seconds in which a server has looked for deadlocks once."""
 AFTER = 1.0
@@ -45,7 +48,7 @@ class Prober(Child):
 
     @classmethod
     def at(cls, server: Server) -> Self:
-        return cls.of("benchmarks.programs.prober", str(server.port))
+        return cls.of("benchmarks.programs.prober", str(server.port), str(server.pid))
 
     @contextmanager
     def watching(self) -> Iterator[list[float]]:
@@ -203,6 +206,18 @@ def newer_and_newer(connections: int, crowd: Crowd, prober: Prober, number: int)
     return found[0]
 
 
+def every_request(connections: int, crowd: Crowd, prober: Prober, number: int) -> float:
+    """Have each of some connections ask for all that there is, one kind of request after the other."""
+    storms.gather(crowd.connect(), number)
+    longest = 0.0
+    for requests in storms.STORMS.values():
+        with ExitStack() as stack, prober.watching() as found:
+            socks = [stack.enter_context(crowd.connect()) for _ in range(connections)]
+            storms.storm([storms.Client(*each, requests) for each in enumerate(socks)], STORM)
+        longest = max(longest, *found)
+    return longest
+
+
 def groups(crowd: Crowd, prober: Prober, number: int) -> float:
     """Reserve positions in a group each, and leave; then look at them."""
     reserve(crowd, number, " group=group-{}").close()
@@ -267,13 +282,16 @@ class Gap(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+UNBOUNDED = ("--max-holds", "0")
+"""More than one connection or key may have: the server is to bear that too."""
+
 GAPS = (
     Gap(
         "gap-places",
         "12 KB of attempts at a key with {:,} reserved positions",
         20_000,
         kept_places,
-        ("--max-waiters", "5"),
+        (*UNBOUNDED, "--max-waiters", "5"),
     ),
     *(
         Gap(
@@ -282,10 +300,28 @@ GAPS = (
             "{:,} reserved positions",
             100_000,
             partial(newer_and_newer, each),
+            UNBOUNDED,
         )
         for each in (1, 60, 300)
     ),
-    Gap("gap-groups", "deadlocks are looked for with {:,} groups of one key", 100_000, groups),
+    *(
+        Gap(
+            f"gap-any-{each}",
+            f"{each} {'client makes' if each == 1 else 'clients make'} one kind of request after the "
+            "other, with {:,} holders and four times as many reserved positions",
+            25_000,
+            partial(every_request, each),
+            (*UNBOUNDED, "--max-rate-runs", str(MOST)),
+        )
+        for each in (1, 60, 300)
+    ),
+    Gap(
+        "gap-groups",
+        "deadlocks are looked for with {:,} groups of one key",
+        100_000,
+        groups,
+        UNBOUNDED,
+    ),
     Gap("gap-stats", "12 KB of stats with {:,} locks held", 1_000, stats),
     Gap("gap-inspect", "12 KB of inspections of a semaphore held {:,} times", 5_000, inspections),
     Gap("gap-pings", "{:,} pings in one piece", 80_000, pings),

@@ -14,13 +14,23 @@ from contextlib import ExitStack
 import pytest
 
 from dflockd.sharding import stable_hash_shard
+from dflockd.wire.requests import COMMANDS
 from examples.demo import stage
 
 if sys.platform != "linux":
     pytest.skip("the benchmarks are for Linux", allow_module_level=True)
 
 import dflockd
-from benchmarks import callgrind, cpu, gaps, interpreters, published, record, report
+from benchmarks import (
+    callgrind,
+    cpu,
+    gaps,
+    interpreters,
+    published,
+    record,
+    report,
+    storms,
+)
 from benchmarks.bench import LeftOutError
 from benchmarks.callgrind import Callgrind, by_place
 from benchmarks.calls import C_FUNCTIONS, calls
@@ -253,13 +263,36 @@ def test_a_process_is_idle_when_it_has_done_what_it_was_given():
 
 
 @pytest.mark.parametrize("gap", gaps.GAPS, ids=lambda gap: gap.key)
-def test_a_gap_is_found_under_every_load_by_one_client(gap, tmp_path):
+def test_a_gap_is_found_under_every_load_by_one_client(gap, tmp_path, monkeypatch):
+    monkeypatch.setattr(gaps, "STORM", 0.02)
+    monkeypatch.setattr(gaps, "NEWER", 0.2)
     with ExitStack() as stack:
         server = stack.enter_context(stage.LockServer(tmp_path, *gap.flags))
         prober = stack.enter_context(gaps.Prober.at(server))
         connections = stack.enter_context(ExitStack())
 
         assert gap.run(gaps.Crowd(server, connections), prober, 5) > 0.0
+
+
+def test_every_command_has_a_storm():
+    assert {command.decode() for command in COMMANDS} <= set(storms.STORMS)
+
+
+def test_a_storm_asks_for_what_there_is(tmp_path):
+    """What is refused at once would cost a server nothing."""
+    refused = {"auth", "identify", "listen", "malformed", "shards", "stable-ref"}
+    with stage.LockServer(tmp_path, *gaps.UNBOUNDED) as server, ExitStack() as stack:
+        crowd = gaps.Crowd(server, stack)
+        storms.gather(crowd.connect(), 3)
+        for number, (name, requests) in enumerate(storms.STORMS.items()):
+            client, replies = storms.Client(number, crowd.connect(), requests), []
+            for _ in range(4 * len(requests)):
+                client.ask()
+                while (reply := client.hear()) is None:
+                    pass
+                replies.append(reply)
+            errors = sum(1 for reply in replies if reply.startswith(b"error"))
+            assert name in refused or errors <= len(replies) / 2, (name, replies)
 
 
 def test_a_gap_is_as_long_as_the_server_is_away(tmp_path):

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import ssl
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from typing import TypeAlias
 
-from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dflockd import __version__, compiled
 from dflockd.http import view
+from dflockd.http.answers import Answer, AnswerError, of_json, refused, text
 from dflockd.http.desk import BusyError, Desk
-from dflockd.http.faults import QuietLogger, logger
-from dflockd.http.gate import GateHouse
-from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
-from dflockd.http.head import MAX_HEAD
+from dflockd.http.gate import Gate, GateHouse
+from dflockd.http.guard import Guard
+from dflockd.http.head import Request
 from dflockd.http.health import Cluster, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
 from dflockd.ranking import SORTS
@@ -39,6 +38,14 @@ MAX_SEARCHES = 8
 """Searches that wait for the one that is under way. More are told to come back."""
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+_KEYS = "/api/locks/"
+"""The rest of such a path is a key. One of dots alone cannot stand there: browsers take it for a way
+upwards, so there is also ``/api/lock?key=``."""
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+logger = logging.getLogger("dflockd.http")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,33 +110,10 @@ class HttpServer:
             ),
             self._server.slices,
         )
-        app = web.Application(
-            middlewares=[
-                self._accompany,
-                guard(self._server.options.secret, self._options.host, self._log),
-            ]
-        )
-        app.on_response_prepare.append(add_headers)
-        app.add_routes(self._routes())
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=QuietLogger(self._log),
-            # A client that has gone away wants no answer.
-            handler_cancellation=True,
-            # The gates have looked at these, and see to it that connections end.
-            max_line_size=2 * MAX_HEAD,
-            max_field_size=MAX_HEAD + secret_size * 4 // 3,
-            shutdown_timeout=1,
-        )
-        await self._runner.setup()
-        assert self._runner.server is not None
+        self._guard = Guard(self._server.options.secret, self._options.host, self._log)
+        self._routes = self._all_routes()
         self._house = GateHouse(
-            self._log,
-            self._runner.server,
-            HEADERS,
-            most=self._options.max_connections,
-            secret=secret_size,
+            self._log, self._serve, most=self._options.max_connections, secret=secret_size
         )
         self._listener: Listener | None = None
         try:
@@ -157,91 +141,82 @@ class HttpServer:
         self._lag.stop()
         if self._listener is not None:
             self._listener.close()
-        await self._runner.cleanup()
+        await self._house.stop()
 
-    @web.middleware
-    async def _accompany(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, whatever happens, and tell its gate."""
-        gate = request[GATE] = self._house.gate_of(request)
-        answer: web.StreamResponse
-        last = True
+    async def _serve(self, request: Request, gate: Gate) -> Answer:
+        """Answer a request, whatever happens."""
         try:
-            try:
-                answer = await handler(request)
-            except web.HTTPException as exc:
-                answer = exc
-            except BusyError:
-                answer = _refused(503, "too many searches at once: try again in a second")
-                answer.headers["Retry-After"] = "1"
-            except Exception as exc:
-                # Not its text, and no traceback: they could quote the request.
-                self._log.warning("request failed: %s %s", type(exc).__name__, _place(exc))
-                answer = _refused(500, "this request failed here: see the log of the server")
-            gate.relent()
-            with contextlib.suppress(ConnectionError):
-                # Here, not in aiohttp later: then the gate would not know when it is done.
-                await answer.prepare(request)
-                await answer.write_eof()
-            last = not answer.keep_alive
-        finally:
-            gate.answered(last=last)
-        if isinstance(answer, web.HTTPException):
-            raise answer
-        return answer
+            await self._guard.check(request, gate)
+            return await self._handler(request)(request)
+        except AnswerError as exc:
+            return exc.answer
+        except BusyError:
+            return refused(503, "too many searches at once: try again in a second", Retry_After="1")
+        except Exception as exc:
+            # Not its text, and no traceback: they could quote the request.
+            self._log.warning("request failed: %s %s", type(exc).__name__, _place(exc))
+            return refused(500, "this request failed here: see the log of the server")
 
-    def _routes(self) -> list[web.RouteDef]:
-        key = "/api/locks/{key:.+}"
-        return [
-            web.get("/healthz", self._health),
-            web.get("/readyz", self._readiness),
-            web.get("/metrics", self._metrics),
-            web.get("/api/stats", self._stats),
-            web.get("/api/shards", self._shards),
-            web.get("/api/locks", self._list),
-            # A key of dots alone cannot stand in the path: browsers take it for a way upwards.
-            web.get("/api/lock", self._show),
-            web.get(key, self._show),
-            web.delete("/api/lock", self._release),
-            web.delete(key, self._release),
-            *self._page(),
-        ]
+    def _handler(self, request: Request) -> Handler:
+        """Return what answers a request; ``HEAD`` is a ``GET`` of which nobody sees the body."""
+        path = request.path
+        if path.startswith(_KEYS) and len(path) > len(_KEYS):
+            request.query["key"], path = path.removeprefix(_KEYS), "/api/lock"
+        handlers = self._routes.get(path)
+        if handlers is None:
+            raise AnswerError(text(404))
+        handler = handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            methods = [*handlers, *(["HEAD"] if "GET" in handlers else [])]
+            raise AnswerError(text(405, Allow=",".join(sorted(methods))))
+        return handler
 
-    def _page(self) -> list[web.RouteDef]:
-        routes = []
-        for file in sorted(files("dflockd.http").joinpath("page").iterdir(), key=lambda f: f.name):
+    def _all_routes(self) -> dict[str, dict[str, Handler]]:
+        return {
+            "/healthz": {"GET": self._health},
+            "/readyz": {"GET": self._readiness},
+            "/metrics": {"GET": self._metrics},
+            "/api/stats": {"GET": self._stats},
+            "/api/shards": {"GET": self._shards},
+            "/api/locks": {"GET": self._list},
+            "/api/lock": {"GET": self._show, "DELETE": self._release},
+            **self._page(),
+        }
+
+    def _page(self) -> dict[str, dict[str, Handler]]:
+        routes = {}
+        for file in files("dflockd.http").joinpath("page").iterdir():
             kind = _TYPES[file.name.rpartition(".")[2]]
             path = "/" if file.name == "index.html" else f"/{file.name}"
-            routes.append(web.get(path, _static(file.read_text("utf-8"), kind)))
+            routes[path] = {"GET": _static(file.read_bytes(), f"{kind}; charset=utf-8")}
         return routes
 
     # Health.
 
-    async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def _health(self, _request: Request) -> Answer:
+        return Answer(b"ok\n")
 
-    async def _readiness(self, _request: web.Request) -> web.Response:
+    async def _readiness(self, _request: Request) -> Answer:
         ready, checks = look(self._probes)
         body = {
             "ready": ready,
             "status": self._server.table.status(time.monotonic()),
             "checks": [check._asdict() for check in checks],
         }
-        return web.json_response(body, status=200 if ready else 503)
+        return of_json(body, 200 if ready else 503)
 
     # Numbers.
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        response = web.Response(body=await self._exposition.text())
-        response.headers["Content-Type"] = CONTENT_TYPE_PLAIN_0_0_4
-        return response
+    async def _metrics(self, _request: Request) -> Answer:
+        return Answer(await self._exposition.text(), CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def _stats(self, _request: web.Request) -> web.Response:
+    async def _stats(self, _request: Request) -> Answer:
         server, table = self._server, self._server.table
         counts = table.counts
         cluster = self._cluster
         shards = None if cluster is None else await server.slices.seen(_counted(cluster))
         ready, checks = look(self._probes)
-        return web.json_response(
+        return of_json(
             {
                 "version": __version__,
                 "compiled": compiled,
@@ -274,24 +249,24 @@ class HttpServer:
             }
         )
 
-    async def _shards(self, _request: web.Request) -> web.Response:
+    async def _shards(self, _request: Request) -> Answer:
         if self._cluster is None:
-            return _refused(404, "this server is in no cluster")
+            return refused(404, "this server is in no cluster")
         report = self._cluster.report(time.monotonic())
-        return web.Response(body=report.plain.json, content_type="application/json")
+        return of_json(report.plain.json.decode())
 
     # Locks.
 
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list(self, request: Request) -> Answer:
         query = request.query
         try:
             limit = _number(query.get("limit", "100"), 1, MAX_ROWS)
             offset = _number(query.get("offset", "0"), 0, MAX_OFFSET)
         except ValueError as exc:
-            return _refused(400, f"limit or offset: {exc}")
+            return refused(400, f"limit or offset: {exc}")
         sort = query.get("sort", "waiters")
         if sort not in SORTS:
-            return _refused(400, f"sort: not one of {', '.join(SORTS)}")
+            return refused(400, f"sort: not one of {', '.join(SORTS)}")
         table, slices = self._server.table, self._server.slices
         async with self._searches:
             text, most = query.get("search", ""), offset + limit
@@ -300,51 +275,48 @@ class HttpServer:
             found, matched, left_out = await slices.seen(search)
             rows = await slices.seen(view.rows(found[offset:], time.monotonic()))
         numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
-        return _json(f'{{{numbers}, "locks": {rows}}}')
+        return of_json(f'{{{numbers}, "locks": {rows}}}')
 
-    async def _show(self, request: web.Request) -> web.Response:
+    async def _show(self, request: Request) -> Answer:
         space, key = _named(request)
         found = self._server.table.find(space, key)
         if isinstance(found, Moved):
-            return _refused(404, f"its shard is on {found.server.decode()}")
+            return refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
         rate = self._server.table.rate_of(space, key)
         detail = view.detail(space, key, entry, rate, time.monotonic())
-        return _json(await self._server.slices.seen(detail))
+        return of_json(await self._server.slices.seen(detail))
 
-    async def _release(self, request: web.Request) -> web.Response:
+    async def _release(self, request: Request) -> Answer:
         if self._server.options.auth_secret is None:
-            return _refused(
+            return refused(
                 403, "set --auth-token-file: without it nobody may release the locks of others"
             )
         space, key = _named(request)
         try:
             fence = _number(request.query.get("fence", ""), 0, (1 << 64) - 1)
         except ValueError as exc:
-            return _refused(400, f"fence: {exc}: give that of the holder")
-        if self._server.evict(space, key, fence, request[WHO]) is not Status.OK:
-            return _refused(
+            return refused(400, f"fence: {exc}: give that of the holder")
+        if self._server.evict(space, key, fence, request.who) is not Status.OK:
+            return refused(
                 409, "not held with this fence, or this server cannot tell at the moment"
             )
-        return web.json_response({"released": str(fence)})
+        return of_json({"released": str(fence)})
 
 
-def _static(text: str, kind: str) -> Callable[[web.Request], Any]:
-    async def send(_request: web.Request) -> web.Response:
-        return web.Response(text=text, content_type=kind)
+def _static(body: bytes, kind: str) -> Handler:
+    async def send(_request: Request) -> Answer:
+        return Answer(body, kind)
 
     return send
 
 
-def _named(request: web.Request) -> tuple[Space, bytes]:
+def _named(request: Request) -> tuple[Space, bytes]:
     """Return which key a request is about: a lock's, unless it says ``space=semaphore``."""
-    key = request.match_info.get("key") or request.query.get("key", "")
+    key = request.query.get("key", "")
     space = view.SPACES.get(request.query.get("space", "lock"))
     if space is None or not key:
-        raise web.HTTPBadRequest(
-            text='{"error": "give a key, and space=lock or space=semaphore"}',
-            content_type="application/json",
-        )
+        raise AnswerError(refused(400, "give a key, and space=lock or space=semaphore"))
     return space, key.encode(errors="replace")
 
 
@@ -360,14 +332,6 @@ def _number(text: str, lowest: int, highest: int) -> int:
     if not lowest <= int(text) <= highest:
         raise ValueError(f"{text} is not from {lowest} to {highest}")
     return int(text)
-
-
-def _json(text: str) -> web.Response:
-    return web.Response(text=text, content_type="application/json")
-
-
-def _refused(status: int, why: str) -> web.Response:
-    return web.json_response({"error": why}, status=status)
 
 
 def _place(exc: BaseException) -> str:

@@ -1,8 +1,6 @@
 """Connections of the HTTP port: how many there are, how long they last, and what they let in.
 
-aiohttp serves a connection for as long as it takes, reads heads without a time limit and logs what is
-wrong with them. So each connection has a `Gate` in front of aiohttp's own protocol. It lets in whole,
-well-formed heads, one at a time, and ends what is slow, idle or too much.
+A `Gate` lets in whole, well-formed requests, one at a time, and ends what is slow, idle or too much.
 """
 
 from __future__ import annotations
@@ -10,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable
 from typing import cast
 
-from aiohttp import web
-
-from dflockd.http.head import HeadReader, RefusedHeadError
+from dflockd.http.answers import Answer, encoded, text
+from dflockd.http.head import HeadReader, RefusedHeadError, Request
 from dflockd.server import Admission, Guest, SparingLog
 
 HEAD_TIMEOUT = 10.0
@@ -35,13 +31,16 @@ LINGER = 1.0
 """Seconds for which a connection stays open behind a refusal, so that the peer can read it."""
 
 
+STOP_TIMEOUT = 1.0
+"""Seconds for requests that are worked on when the server ends."""
+
+
 class GateHouse:
     """All connections of the HTTP port. Without a request a connection is pending, then it is in.
 
     Args:
         log: where it reports those that are refused. No line has any part of a request.
-        serve: makes aiohttp's protocol of a connection.
-        headers: what every answer says.
+        serve: answers a request that has come through a gate.
         most: how many connections there may be.
         secret: the length of the secret that a request can show.
     """
@@ -49,8 +48,7 @@ class GateHouse:
     def __init__(
         self,
         log: SparingLog,
-        serve: Callable[[], web.RequestHandler],
-        headers: dict[str, str],
+        serve: Callable[[Request, Gate], Awaitable[Answer]],
         *,
         most: int,
         secret: int = 0,
@@ -68,42 +66,45 @@ class GateHouse:
             # The gate ends it a little earlier, with an answer; but for TLS that is not done.
             timeout=HEAD_TIMEOUT + LINGER,
         )
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._gates: dict[Gate, None] = {}
         self._inside: dict[Gate, None] = {}
-        self._by_protocol: dict[asyncio.BaseProtocol, Gate] = {}
         self._awaits_room = False
         """Whether one was told to leave: its descriptor is free a turn or two later."""
-        self._arrived: deque[tuple[Gate, bytes]] = deque()
+        self._arrived: deque[tuple[Gate, Request]] = deque()
 
     def gate(self, guest: Guest) -> Gate:
         """Return the protocol for a connection that was accepted."""
         gate = Gate(self, guest)
-        self._by_protocol[gate.protocol] = gate
+        self._gates[gate] = None
         return gate
-
-    def gate_of(self, request: web.Request) -> Gate:
-        """Return the gate through which a request has come."""
-        return self._by_protocol[request.protocol]
 
     def forget(self, gate: Gate) -> None:
         """Take out a connection that has ended."""
         self._inside.pop(gate, None)
-        self._by_protocol.pop(gate.protocol, None)
+        self._gates.pop(gate, None)
 
-    def let_in(self, gate: Gate, head: bytes) -> None:
+    async def stop(self) -> None:
+        """End all connections, after what is worked on has been answered, but soon."""
+        works = [gate.work for gate in self._gates if gate.work is not None]
+        if works:
+            await asyncio.wait(works, timeout=STOP_TIMEOUT)
+        for gate in list(self._gates):
+            gate.abort()
+
+    def let_in(self, gate: Gate, request: Request) -> None:
         """Have a request served: one in each turn of the event loop, so that the locks have theirs."""
-        self._arrived.append((gate, head))
+        self._arrived.append((gate, request))
         if len(self._arrived) == 1:
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        gate, head = self._arrived[0]
+        gate, request = self._arrived[0]
         if gate in self._inside or self._has_room():
             self._awaits_room = False
             self._arrived.popleft()
             if gate.admit():
                 self._inside[gate] = None
-                gate.pass_on(head)
+                gate.pass_on(request)
         elif not self._awaits_room and not self._make_room():
             self._arrived.popleft()
             gate.refuse(503, "too many connections")
@@ -129,15 +130,6 @@ class GateHouse:
         longest.abort()
         return True
 
-    def refusal(self, status: int, reason: str) -> bytes:
-        """Return an answer that is made without a look at the request."""
-        phrase = HTTPStatus(status).phrase
-        text = f"{status}: {reason}\n"
-        return (
-            f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
-            f"Content-Length: {len(text)}\r\nConnection: close\r\n{self._headers}\r\n{text}"
-        ).encode()
-
 
 class Gate(asyncio.Protocol):
     """One connection."""
@@ -147,8 +139,10 @@ class Gate(asyncio.Protocol):
         self._guest = guest
         self._loop = house.loop
         self._reader = HeadReader(house.secret)
-        self.protocol = house.serve()
-        """That of aiohttp."""
+        self.work: asyncio.Task[None] | None = None
+        """What is done about a request, while something is."""
+        self._can_write: asyncio.Future[None] | None = None
+        """Set once the peer has read enough; absent while it does."""
         self.trusted = False
         """Whether it has shown the secret, where there is one."""
         self.is_idle = False
@@ -168,7 +162,6 @@ class Gate(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else "somebody"
-        self.protocol.connection_made(transport)
         self._allow(HEAD_TIMEOUT, self._head_timed_out)
 
     def data_received(self, data: bytes) -> None:
@@ -190,11 +183,13 @@ class Gate(asyncio.Protocol):
         self._house.forget(self)
         if self._write_timer is not None:
             self._write_timer.cancel()
-        self.protocol.connection_lost(exc)
+        if self.work is not None:
+            self.work.cancel()  # a peer that has gone away wants no answer
 
     def pause_writing(self) -> None:
         """Give the peer some time to read what is sent."""
-        self.protocol.pause_writing()
+        if self._can_write is None:
+            self._can_write = self._loop.create_future()
         if self._write_timer is None:
             self._write_timer = self._loop.call_later(WRITE_TIMEOUT, self._write_timed_out)
 
@@ -203,7 +198,10 @@ class Gate(asyncio.Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        self.protocol.resume_writing()
+        if self._can_write is not None:
+            if not self._can_write.done():  # by the end of what waits for it
+                self._can_write.set_result(None)
+            self._can_write = None
 
     # What is done about a request.
 
@@ -211,14 +209,14 @@ class Gate(asyncio.Protocol):
         if self._over or self._busy:
             return
         try:
-            head = self._reader.next_head()
+            request = self._reader.next_request()
         except RefusedHeadError as exc:
             self.refuse(exc.status, exc.reason)
             return
-        if head is not None:
+        if request is not None:
             self._busy, self.is_idle = True, False
             self._allow(REQUEST_TIMEOUT, self._request_timed_out)
-            self._house.let_in(self, head)
+            self._house.let_in(self, request)
         elif self._reader.pending and self._awaits_first_byte:
             self._allow(HEAD_TIMEOUT, self._head_timed_out)
 
@@ -226,26 +224,41 @@ class Gate(asyncio.Protocol):
         """Take the place of one with a request; return whether it is still there for that."""
         return not self._over and self._guest.admit()
 
-    def pass_on(self, head: bytes) -> None:
-        """Hand a request to aiohttp."""
+    def pass_on(self, request: Request) -> None:
+        """Have a request answered."""
         if not self._transport.is_closing():
-            self.protocol.data_received(head)
+            self.work = self._loop.create_task(self._serve(request))
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            answer = await self._house.serve(request, self)
+            if self._transport.is_closing():
+                return
+            data, is_last = encoded(answer, request)
+            self.relent()
+            self._transport.write(data)
+            if self._can_write is not None:
+                await self._can_write
+        finally:
+            self.work = None
+        self._answered(is_last=is_last)
 
     def relent(self) -> None:
         """Count as idle from now on: what there was to do is done, but for the answer."""
         self.is_idle = True
         self.since = time.monotonic()
 
-    def answered(self, *, last: bool) -> None:
-        """Be ready for the next request, unless this was the `last`. The answer is being sent."""
+    def _answered(self, *, is_last: bool) -> None:
+        """Be ready for the next request, unless this was the last."""
         if self._over:
             return
         self.relent()
         self._busy = False
         self._allow(IDLE_TIMEOUT, self.abort)
         self._awaits_first_byte = True
-        if last:
-            self._over = True  # aiohttp closes it
+        if is_last:
+            self._over = True
+            self._transport.close()
             return
         if not self._reader.is_full:
             # Else each answer would let in more than the one request that it takes away.
@@ -265,7 +278,7 @@ class Gate(asyncio.Protocol):
         if self._over:
             return
         self._house.log.warning(f"%s: {reason} ({status})", self.peer)
-        self._transport.write(self._house.refusal(status, reason))
+        self._transport.write(encoded(text(status, reason))[0])
         self._stop()
         # What the peer still sends is read and dropped: a reset would take the answer from it.
         self._timer = self._loop.call_later(LINGER, self._transport.abort)

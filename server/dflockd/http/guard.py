@@ -1,4 +1,4 @@
-"""Who may see and do what over HTTP, and what browsers are told so that nobody else does."""
+"""Who may see and do what over HTTP."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import binascii
 import hmac
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Callable
 
-from aiohttp import web
-
+from dflockd.http.answers import AnswerError, text
 from dflockd.http.gate import Gate
+from dflockd.http.head import Request
 from dflockd.server import SparingLog
-
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN = ("/healthz", "/readyz")
 """What needs no token and no name: orchestrators ask, and there is nothing in it to know."""
@@ -24,44 +21,15 @@ OPEN = ("/healthz", "/readyz")
 PAUSE = 0.1
 """Seconds between a wrong secret and the answer: guessing takes its time."""
 
-GATE = web.RequestKey("gate", Gate)
-"""Through which gate a request has come."""
-
-WHO = web.RequestKey("who", str)
-"""Who asks, for the log."""
-
 _PRIVATE = (".localhost", ".internal", ".svc", ".svc.cluster.local")
 """Ends of names that the public name system does not have, so that nobody can buy one."""
-
-HEADERS = {
-    # Everything comes from this server, nothing is inline, and nobody frames it.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    # What is held now is worth nothing in a moment, and none of a cache's business.
-    "Cache-Control": "no-store",
-    "Server": "dflockd",
-}
 
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]*)?")
 """A name or an address, and a port: what browsers make of the address of a page."""
 
 
-async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """Give every answer, errors too, what browsers are to know."""
-    response.headers.update(HEADERS)
-
-
-def guard(
-    secret_now: Callable[[], bytes | None], host: str, log: SparingLog
-) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Return the middleware that lets requests through, or not.
+class Guard:
+    """Lets requests through, or not.
 
     Args:
         secret_now: what a request must show, as a bearer token or as a password. Without one, anyone
@@ -71,44 +39,49 @@ def guard(
         log: where wrong secrets are reported.
     """
 
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def __init__(self, secret_now: Callable[[], bytes | None], host: str, log: SparingLog) -> None:
+        self._secret_now = secret_now
+        self._host = host
+        self._log = log
+
+    async def check(self, request: Request, gate: Gate) -> None:
+        """Let a request through, and say in it who asks.
+
+        Raises:
+            AnswerError: it is not let through.
+        """
         if request.path in OPEN:
-            return await handler(request)
-        peer, secret = request.remote or "somebody", secret_now()
+            return
+        secret = self._secret_now()
+        request.who = gate.peer
         if secret is None:
-            if not _is_own_name(_asked_name(request), host):
-                raise web.HTTPMisdirectedRequest(
-                    text="421: not the name of this server: ask for it by its address, "
-                    "or set --auth-token-file or --http-host\n"
+            if not _is_own_name(_asked_name(request), self._host):
+                said = (
+                    "not the name of this server: ask for it by its address, "
+                    "or set --auth-token-file or --http-host"
                 )
-            request[WHO] = peer
+                raise AnswerError(text(421, said))
         else:
             name = _authenticated(request, secret)
             if name is None:
-                if "Authorization" in request.headers:
-                    log.warning("%s: wrong auth token", peer)
+                if "authorization" in request.headers:
+                    self._log.warning("%s: wrong auth token", gate.peer)
                     # Meanwhile it may lose its connection to somebody who needs one.
-                    request[GATE].relent()
+                    gate.relent()
                     await asyncio.sleep(PAUSE)
-                challenge = {"WWW-Authenticate": 'Basic realm="dflockd", charset="UTF-8"'}
-                raise web.HTTPUnauthorized(
-                    text="401: the auth token is needed, as bearer token, or as password "
-                    "behind any name\n",
-                    headers=challenge,
-                )
-            request[GATE].trusted = True
-            request[WHO] = f"{name!r} at {peer}" if name else peer
+                said = "the auth token is needed, as bearer token, or as password behind any name"
+                challenge = 'Basic realm="dflockd", charset="UTF-8"'
+                raise AnswerError(text(401, said, WWW_Authenticate=challenge))
+            gate.trusted = True
+            if name:
+                request.who = f"{name!r} at {gate.peer}"
         if not (_is_harmless(request) or _is_own_page(request)):
-            raise web.HTTPForbidden(text="403: a page of another site may not do this\n")
-        return await handler(request)
-
-    return middleware
+            raise AnswerError(text(403, "a page of another site may not do this"))
 
 
-def _authenticated(request: web.Request, secret: bytes) -> str | None:
+def _authenticated(request: Request, secret: bytes) -> str | None:
     """Return the name that was given along with the right secret, which may be empty."""
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
     name, shown = "", given.strip().encode(errors="surrogateescape")
     if scheme.lower() == "basic":
         try:
@@ -122,9 +95,8 @@ def _authenticated(request: web.Request, secret: bytes) -> str | None:
     return name if hmac.compare_digest(shown, secret) else None
 
 
-def _asked_name(request: web.Request) -> str:
-    # Not `request.host`: where a request names none, that asks the name service, and all wait.
-    return request.headers.get("Host", "")
+def _asked_name(request: Request) -> str:
+    return request.headers.get("host", "")
 
 
 def _is_own_name(asked: str, host: str) -> bool:
@@ -143,19 +115,19 @@ def _is_own_name(asked: str, host: str) -> bool:
     return True
 
 
-def _is_harmless(request: web.Request) -> bool:
+def _is_harmless(request: Request) -> bool:
     """Whether a request changes nothing, and only the viewer of the page sees its answer."""
     if request.method not in ("GET", "HEAD"):
         return False
     # Another page may lead here. It may not ask in the background: how long a search takes tells.
     asks = request.path.startswith("/api/") or request.path == "/metrics"
-    return not asks or request.headers.get("Sec-Fetch-Mode") == "navigate"
+    return not asks or request.headers.get("sec-fetch-mode") == "navigate"
 
 
-def _is_own_page(request: web.Request) -> bool:
+def _is_own_page(request: Request) -> bool:
     """Whether what asks is no page of another site: a browser says where it comes from."""
-    site = request.headers.get("Sec-Fetch-Site")
+    site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
-    origin = request.headers.get("Origin")
+    origin = request.headers.get("origin")
     return origin is None or origin.partition("://")[2] == _asked_name(request)

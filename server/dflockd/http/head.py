@@ -1,13 +1,17 @@
-"""The head of a request: what may reach the HTTP library, and what is refused before it does.
+"""The head of a request: what is let in, and what is refused before anything is done about it.
 
 The server has use for very little of HTTP: no bodies, no chunks, no upgrades, no cookies, a handful
-of headers. All else is dropped or refused here, by rules that are strict and few. What a request had
-in it is never part of a refusal.
+of headers. h11 says what a head means; all that this server has no use for is dropped or refused
+here, by rules that are strict and few. What a request had in it is never part of a refusal.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote
+
+import h11
 
 MAX_TARGET = 8000
 """Bytes of a path with its query."""
@@ -18,20 +22,20 @@ MAX_HEAD = 32 * 1024
 MAX_FIELDS = 100
 """Lines of a head."""
 
-METHODS = frozenset((b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"PATCH", b"POST", b"PUT"))
+METHODS = frozenset(("GET", "HEAD", "DELETE", "OPTIONS", "PATCH", "POST", "PUT"))
 """Those that can be answered, if only with 405."""
 
-READ = frozenset((b"host", b"authorization", b"origin", b"sec-fetch-mode", b"sec-fetch-site"))
-"""The headers that this server reads. No other reaches the library."""
+READ = frozenset(("host", "authorization", "origin", "sec-fetch-mode", "sec-fetch-site"))
+"""The headers that this server reads, each of which may be there once."""
 
 _END = re.compile(rb"\n\r?\n")
 _EMPTY = re.compile(rb"(?:\r\n)+")
-_REQUEST = re.compile(rb"([A-Z]{1,32}) (/[\x21-\x22\x24-\x7e]*) HTTP/1\.([01])")
-_OTHER_VERSION = re.compile(rb"[A-Z]{1,32} [\x21-\x7e]+ HTTP/[0-9](\.[0-9])?")
-# No blank in front of the colon, no folded line, no control character. Nothing of this backtracks.
-_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t\x20-\x7e\x80-\xff]*)")
-_ZERO = re.compile(rb"0{1,20}")
-_DIGITS = re.compile(rb"[0-9]+")
+# What h11 takes to be well-formed, and the next server may not: control characters, ends of lines
+# without their other half, folded lines, and a length that is said twice.
+_DOUBTFUL = re.compile(
+    rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]|[^\r]\n|\r[^\n]|\n[\t ]|\ncontent-length:[^\r]*,",
+    re.IGNORECASE,
+)
 
 
 class RefusedHeadError(Exception):
@@ -43,8 +47,23 @@ class RefusedHeadError(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True, eq=False)
+class Request:
+    """What somebody asks for."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    """Those of `READ` that there are."""
+    state: h11.Connection = field(repr=False)
+    """What the answer has to go by."""
+    who: str = "somebody"
+    """Who asks, for the log."""
+
+
 class HeadReader:
-    """Takes heads out of bytes that arrive.
+    """Takes requests out of bytes that arrive.
 
     Args:
         secret: the length of the longest secret that a head can have in it.
@@ -70,8 +89,8 @@ class HeadReader:
         """Add what has arrived."""
         self._buffer += data
 
-    def next_head(self) -> bytes | None:
-        """Return the next head, with the headers that are read and no other; ``None`` if incomplete.
+    def next_request(self) -> Request | None:
+        """Return the next request, or ``None`` if its head is incomplete.
 
         Raises:
             RefusedHeadError: the connection is of no use any more.
@@ -98,63 +117,48 @@ class HeadReader:
         return _checked(head)
 
 
-def _checked(head: bytes) -> bytes:
-    if not head.endswith(b"\r\n\r\n"):
+def _checked(head: bytes) -> Request:
+    if _DOUBTFUL.search(head):
         raise RefusedHeadError(400, "malformed request")
-    request, *lines = head[:-4].split(b"\r\n")
-    if len(lines) > MAX_FIELDS:
-        raise RefusedHeadError(431, "request header fields too large")
-    is_modern = _check_request(request)
-    fields: dict[bytes, bytes] = {}
-    connection = b""
-    for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field is None:
-            raise RefusedHeadError(400, "malformed request")
-        name, value = field[1].lower(), field[2].strip(b" \t")
-        if name in READ:
-            if name in fields:
-                raise RefusedHeadError(400, "malformed request")
-            fields[name] = value
-        elif name == b"connection":
-            connection += b"," + value.lower()
-        else:
-            _check_body(name, value)
-    if is_modern and b"host" not in fields:
+    state = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
+    state.receive_data(head)
+    try:
+        event, _ = state.next_event(), state.next_event()  # and that there is no body
+    except h11.RemoteProtocolError as exc:
+        if exc.error_status_hint == 501:  # a transfer encoding that nobody knows
+            raise RefusedHeadError(413, "request with a body") from None
+        raise RefusedHeadError(400, "malformed request") from None
+    if not isinstance(event, h11.Request):
         raise RefusedHeadError(400, "malformed request")
-    options = {option.strip() for option in connection.split(b",")}
-    if b"close" in options:
-        fields[b"connection"] = b"close"
-    elif b"keep-alive" in options and not is_modern:
-        fields[b"connection"] = b"keep-alive"
-    kept = (b"%s: %s\r\n" % field for field in fields.items())
-    return b"%s\r\n%s\r\n" % (request, b"".join(kept))
-
-
-def _check_request(line: bytes) -> bool:
-    """Return whether a request line is of HTTP/1.1, not 1.0."""
-    request = _REQUEST.fullmatch(line)
-    if request is None:
-        if len(line) > MAX_TARGET:
-            raise RefusedHeadError(414, "request target too long")
-        found = _OTHER_VERSION.fullmatch(line)
-        if found and not line.endswith((b"HTTP/1.0", b"HTTP/1.1")):
-            raise RefusedHeadError(505, "HTTP version not supported")
-        raise RefusedHeadError(400, "malformed request")
-    if len(request[2]) > MAX_TARGET:
+    method, target = event.method.decode(), event.target.decode()
+    if len(target) > MAX_TARGET:
         raise RefusedHeadError(414, "request target too long")
-    if request[1] not in METHODS:
+    if event.http_version not in (b"1.0", b"1.1"):
+        raise RefusedHeadError(505, "HTTP version not supported")
+    if target[0] != "/" or "#" in target or not method.isupper():
+        raise RefusedHeadError(400, "malformed request")
+    if method not in METHODS:
         raise RefusedHeadError(501, "method not implemented")
-    return request[3] == b"1"
+    headers = _read(event)
+    path, _, query = target.partition("?")
+    # Of several fields of one name the first one counts.
+    fields = dict(reversed(parse_qsl(query, keep_blank_values=True, errors="replace")))
+    return Request(method, unquote(path), fields, headers, state)
 
 
-def _check_body(name: bytes, value: bytes) -> None:
-    if name == b"content-length":
-        if not _DIGITS.fullmatch(value):
-            raise RefusedHeadError(400, "malformed request")
-        if not _ZERO.fullmatch(value):
+def _read(event: h11.Request) -> dict[str, str]:
+    """Return the headers that are read, unless there is one that the server cannot serve."""
+    if len(event.headers) > MAX_FIELDS:
+        raise RefusedHeadError(431, "request header fields too large")
+    headers: dict[str, str] = {}
+    for raw, value in event.headers:
+        name = raw.decode()
+        if name in READ:
+            if name in headers:
+                raise RefusedHeadError(400, "malformed request")
+            headers[name] = value.decode(errors="surrogateescape")
+        elif name == "transfer-encoding" or (name == "content-length" and value.strip(b"0")):
             raise RefusedHeadError(413, "request with a body")
-    elif name == b"transfer-encoding":
-        raise RefusedHeadError(413, "request with a body")
-    elif name == b"expect":
-        raise RefusedHeadError(417, "request with an expectation")
+        elif name == "expect":
+            raise RefusedHeadError(417, "request with an expectation")
+    return headers

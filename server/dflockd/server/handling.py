@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Final, NoReturn, Protocol
@@ -120,6 +121,8 @@ class Handling:
         self._is_behind = False
         """Whether more is due than a step has done."""
         self._looks = False
+        self._searches: deque[Generator[None, None, None]] = deque()
+        """What connections look for: the first of it is under way."""
         self._others: list[Effect] = []
         """What the request that is handled has brought, for others first of all."""
 
@@ -134,7 +137,7 @@ class Handling:
         """
         table, others, out = self.table, self._others, b""
         try:
-            if kind < RELEASE or now >= table.deadlines.earliest or table.draining:
+            if kind < RELEASE or now >= table.deadlines.earliest or table.connections.draining:
                 self._handle(peer, reader.request(), now)
             elif kind == RELEASE:
                 done = table.release(reader.space, reader.key, reader.token, now, others)
@@ -199,17 +202,24 @@ class Handling:
 
     def _handle(self, peer: Peer, request: Request, now: float) -> None:
         """Let the table handle a message; the reply is one of the effects."""
-        if isinstance(request, Find | Inspect | Stats) and not self.table.draining:
+        if isinstance(request, Find | Inspect | Stats) and not self.table.connections.draining:
             if now >= self.table.deadlines.earliest:
                 self._others += self.table.advance(now)
             report = self._report(peer.id, request)
-            try:
-                next(report)
-            except StopIteration as end:
-                self._others.append((peer.id, end.value))
-            else:
-                self.sessions[peer.id].look_on()
-                self.slices.look(self._look(peer.id, report))
+            if self.slices.may_look():
+                try:
+                    next(report)
+                except StopIteration as end:
+                    self._others.append((peer.id, end.value))
+                    return
+            self.sessions[peer.id].look_on()
+            look = self._look(peer.id, report)
+            if type(request) is not Find:
+                self.slices.look(look)
+                return
+            self._searches.append(look)
+            if len(self._searches) == 1:
+                self.slices.look(self._search())
             return
         effects = self.table.handle(peer, request, now)
         self._others += effects
@@ -243,6 +253,16 @@ class Handling:
                 self._deliver((number, end.value))
                 return
             yield
+
+    def _search(self) -> Generator[None, None, None]:
+        """Answer those who look for something, one after the other.
+
+        Each has a list of all that it looks through. Python looks through these lists as well, for
+        garbage, and that is not done in steps.
+        """
+        while self._searches:
+            yield from self._searches[0]
+            self._searches.popleft()
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""

@@ -125,6 +125,13 @@ class Slices:
 
     # What somebody wants to look at.
 
+    def may_look(self) -> bool:
+        """Say whether somebody may look at something short at once: the others look after a `REST`."""
+        if self._timer is not None:
+            return False
+        self._timer = asyncio.get_running_loop().call_later(self.rest, self._go_on_looking)
+        return True
+
     def look(self, steps: Generator[None, None, None]) -> None:
         """Go through something that can be long and changes nothing."""
         self._looks.append(steps)
@@ -138,7 +145,7 @@ class Slices:
         return await future
 
     def stop(self) -> None:
-        """Generator[None, None, None] at nothing more."""
+        """Look at nothing more."""
         self._looks.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -53,7 +53,7 @@ class StateDir:
         fence: the largest fence that may have been given out.
         holds: what was held when it was last used.
         newest: who was the newest of each key then.
-        rates: what had begun by then of keys that have a rate.
+        rates: what had begun by then of keys that have a rate; empty after `start`.
         rates_since: what may have begun before that is not among them.
         recovery: seconds for which holders must be waited for before anything is granted.
 
@@ -101,6 +101,7 @@ class StateDir:
             StateError: nothing can be written.
         """
         table.restore(self.holds, now, self.rates)
+        self.rates.clear()  # there can be a million, and the table has them now
         table.remember(self.newest)
         if self.recovery:
             table.recover(now + self.recovery)

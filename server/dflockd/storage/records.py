@@ -140,20 +140,30 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], 
         seed: as they were written with.
 
     Returns:
-        The records, a `Name` being that of something that has ended; and the position behind the last
-        one, which is `end` if all of them are whole.
+        The records, a `Name` being that of something that has ended, or of rates of which there is a
+        later record; and the position behind the last one, which is `end` if all of them are whole.
 
     Raises:
         UnknownRecordError: one is of a later version.
     """
     records: list[Record] = []
+    packed: dict[int, tuple[int, bytes]] = {}
+    """Where the last record of some rates is, and what. It is written anew for each rate that joins
+    them: of all these but the last there is nothing to know than that they have ended."""
     while (body_start := start + _CHECKED.size) <= end:
         crc, size = _CHECKED.unpack_from(data, start)
         body = data[body_start : body_start + size]
         if not size or body_start + size > end or zlib.crc32(body, seed) != crc:
             break
-        records.append(_read(body))
+        if body[0] == _IS_PACKED:
+            number = int(_PACKED.unpack_from(body)[1])
+            packed[number] = len(records), body
+            records.append(-number)
+        else:
+            records.append(_read(body))
         start = body_start + size
+    for at, body in packed.values():
+        records[at] = _read_packed(body)
     return records, start
 
 
@@ -168,8 +178,6 @@ def _read(body: bytes) -> Record:
         return NewestRecord(key, age, label)
     if kind == _IS_RATE:
         return _read_rate(body)
-    if kind == _IS_PACKED:
-        return _read_packed(body)
     if kind == _IS_RATE_END:
         return -int(_RATE_END.unpack_from(body)[1])
     if kind == _IS_NEWEST_END:

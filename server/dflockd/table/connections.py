@@ -131,24 +131,31 @@ class Connections:
         self.slots.in_steps(self._all_to_drain(), self._send_home, now, effects)
         return effects
 
-    def _all_to_drain(self) -> Iterator[Hold | Waiter | Process]:
+    def _all_to_drain(self) -> Iterator[Hold | Waiter | Process | Peer]:
         """Yield all who wait or ask; then the slots that nobody has heard of.
 
-        Nobody can ask for these any more, and nobody is left to have them instead.
+        Nobody can ask for these any more, and nobody is left to have them instead. A peer stands for
+        the look at it: there can be very many that have nothing.
         """
         for peer in list(self.peers.values()):
+            yield peer
             if peer.waiting is not None:
                 yield peer.waiting
             yield from list(peer.enqueued.values())
         for peer in list(self.peers.values()):
+            yield peer
             yield from [
                 waiter.hold
                 for waiter in peer.enqueued.values()
                 if waiter.state == UNTOLD and waiter.hold is not None
             ]
 
-    def _send_home(self, item: Hold | Waiter | Process, now: float, effects: list[Effect]) -> None:
+    def _send_home(
+        self, item: Hold | Waiter | Process | Peer, now: float, effects: list[Effect]
+    ) -> None:
         """Take out who waits or asks, or a slot that nobody has heard of, if it is still there."""
+        if isinstance(item, Peer):
+            return
         if isinstance(item, Process):
             answer_asking(item, Status.DRAINING, effects)
         elif isinstance(item, Hold):

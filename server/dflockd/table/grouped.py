@@ -225,8 +225,11 @@ class GroupedQueue(Queue[W]):
         others = [each.copy() for each in (self.expected, self.told, self.passed)]
         yield from merge(*others, key=number_of)
         yield from _rounds(list(self._ring.lanes))
-        for _, lane in sorted(self._resting.items()):
-            yield from list(lane.all())
+        resting = self._resting.copy()
+        names = list(resting)
+        heapify(names)  # to sort very many would take long, and few may be wanted
+        while names:
+            yield from list(resting[heappop(names)].all())
 
     def oldest(self) -> W | None:
         """Return who has waited longest."""
@@ -439,17 +442,19 @@ def _name(group: FairGroup | None) -> bytes:
 
 
 def _rounds(lines: Iterable[Lane[W] | list[W]]) -> Iterator[W]:
-    """Go through all of them in turns: the first of each, then the second of each that has one."""
-    begun: deque[Iterator[W]] = deque()
+    """Go through all of them in turns: the first of each, then the second of each that has one.
+
+    None has to be looked at that has no more: there can be very many, and somebody waits.
+    """
+    begun: deque[deque[W]] = deque()
     for line in lines:
-        turns = iter(list(line.all() if isinstance(line, Lane) else line))
-        for waiter in turns:
-            yield waiter
+        turns = deque(line.all() if isinstance(line, Lane) else line)
+        if turns:
+            yield turns.popleft()
+        if turns:
             begun.append(turns)
-            break
     while begun:
         turns = begun.popleft()
-        for waiter in turns:
-            yield waiter
+        yield turns.popleft()
+        if turns:
             begun.append(turns)
-            break

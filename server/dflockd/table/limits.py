@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-STEP: Final = 500
+STEP: Final = 100
 """How much may happen in one step that nobody asked for: who asks next is not to wait for long."""
 
 

@@ -427,8 +427,7 @@ class Rates:
         self._open.pop(rate, None)
         self.size -= 1
         self.promised -= rate.runs
-        for block in rate.blocks:
-            self._end(block)
+        self._empty(rate)
 
     def leave(self, book: RateBook) -> None:
         """Forget those of a book that leaves."""
@@ -503,7 +502,7 @@ class Rates:
             return
         self._deadlines.clear(rate)
         del book.open[rate.space, rate.key]
-        self._end(block)
+        self._empty(rate)
         kind = math.frexp(rate.window)[1]
         packed = self._packing.get((book, kind))
         if packed is None or packed.size + size > PACKED_BYTES or len(packed.names) >= PACKED:
@@ -565,6 +564,12 @@ class Rates:
         for block in over:
             self._end(block)
         return bool(over)
+
+    def _empty(self, rate: Rate) -> None:
+        """End all blocks of a rate that is gone, which refer to it: else both would stay for long."""
+        for block in rate.blocks:
+            self._end(block)
+        rate.blocks.clear()
 
     def _end(self, block: RateBlock) -> None:
         block.ended = True

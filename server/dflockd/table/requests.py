@@ -72,7 +72,8 @@ class Requests:
     ) -> Answer | None:
         """Take a slot, or let the peer wait for one: then there is no answer yet."""
         lease = self.limits.default_lease if asked.lease is None else asked.lease
-        if lease > self.limits.max_lease or self._is_beyond(asked):
+        # Here and below, what asks for little is told at once: each call is a fortieth of it all.
+        if lease > self.limits.max_lease or (asked.limit != 1 and self._is_beyond(asked)):
             return _ERROR
         entry = self._admit(peer, space, key, asked, now, effects)
         if not isinstance(entry, Entry):
@@ -83,10 +84,15 @@ class Requests:
                 return waiter
             if waiter is not None:
                 return self._go_on_waiting(waiter, entry, peer, asked, lease, now, effects)
-        if self._is_too_much(entry, asked, None, len(peer.holds)):
+        number, most = len(peer.holds), self.slots.max_holds
+        if not number < most >= asked.limit and self._is_too_much(entry, asked, None, number):
             return self._refuse(entry)
         rate = None if asked.rate is None else entry.queue().rate
-        if self._has_room(entry, asked.group, rate, now, effects):
+        if (
+            len(entry.holds) < entry.limit
+            if entry.waiters is None
+            else self._has_room(entry, asked.group, rate, now, effects)
+        ):
             hold = self.slots.grant(entry, peer, lease, asked.owner, asked.label, now, rate)
             if asked.group is not None:
                 entry.grouped().begin(hold.fence, asked.group)

@@ -148,10 +148,6 @@ class Slots:
 
     # Holds.
 
-    def _lease(self, asked: int | None) -> int | None:
-        lease = self.limits.default_lease if asked is None else asked
-        return lease if lease <= self.limits.max_lease else None
-
     def grant(
         self,
         entry: Entry,
@@ -224,8 +220,11 @@ class Slots:
             entry.partition.remember_end(name, hold.fence, is_sole=hold.is_sole)
         if hold.owner is not None:
             owners.discard(entry, hold)
-        if hold.peer is not None:
-            del hold.peer.holds[hold]
+        peer = hold.peer
+        if peer is not None:
+            del peer.holds[hold]
+            if peer.granted is hold:
+                peer.granted = None  # they refer to each other
         if hold.waiter is not None:
             self.forget_waiter(hold.waiter)
             hold.waiter.state = GONE

@@ -107,11 +107,6 @@ class LockTable(Requests):
         """Forget a peer whose connection has ended; see `Connections`."""
         return self.connections.disconnect(peer, now, clean=clean, silent=silent, told=told)
 
-    @property
-    def draining(self) -> bool:
-        """Whether nothing is granted any more to who comes."""
-        return self.connections.draining
-
     def drain(self, now: float, *, keep: bool = False) -> list[Effect]:
         """Send every waiter away, in steps; see `Connections`."""
         return self.connections.drain(now, keep=keep)

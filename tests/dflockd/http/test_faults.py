@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import socket
 import time
@@ -13,8 +12,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from dflockd.http.faults import QuietLogger, logger
-from dflockd.server import SparingLog
 from tests.dflockd.http.http_here import site_here
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, basic, bearer
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -252,32 +249,5 @@ async def test_a_fault_of_the_server_is_told_by_its_place(
     assert line.levelname == "WARNING"
     assert "ValueError in " in line.getMessage()
     assert "test_faults.py:" in line.getMessage()
-    assert MARK not in caplog.text
-    assert "Traceback" not in caplog.text
-
-
-async def test_what_aiohttp_logs_is_one_line_without_what_it_quotes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    quiet = QuietLogger(SparingLog(asyncio.get_running_loop(), logger))
-    for _ in range(10):
-        try:
-            raise ValueError(MARK)
-        except ValueError:
-            quiet.exception("Error handling request from %s", MARK)
-            quiet.debug("the same: %s", MARK)
-    (line,) = caplog.records
-    assert line.getMessage() == "request failed: ValueError"
-    assert MARK not in caplog.text
-
-
-async def test_aiohttp_quotes_nothing_if_it_finds_fault_with_what_was_let_in(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("dflockd.http.head._checked", lambda head: head)
-    async with site_here() as here:
-        for request in MALFORMED[:3]:
-            assert await here.ask(request.encode("latin-1")) == 400
-    assert "request failed: BadHttpMessage" in caplog.text
     assert MARK not in caplog.text
     assert "Traceback" not in caplog.text

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dflockd.http import gate
+from dflockd.http.head import Request
 from tests.dflockd.http.http_here import GET, fill, site_here, until
 from tests.dflockd.http.http_site import SECRET, Site
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -65,8 +66,7 @@ async def test_an_idle_connection_is_kept_for_longer_than_a_head_may_take(
 ) -> None:
     async with site_here() as here:
         peer = await here.connect()
-        inside = here.http._house._by_protocol
-        await until(lambda: any(each._timer for each in inside.values()))
+        await until(lambda: any(each._timer for each in here.http._house._gates))
         monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.1)
         assert await peer.ask() == 200
         await asyncio.sleep(0.5)  # so long nobody says anything, and it is kept
@@ -268,9 +268,9 @@ async def test_one_request_is_let_in_in_a_turn(monkeypatch: pytest.MonkeyPatch) 
 
         pass_on = gate.Gate.pass_on
 
-        def noted(self: gate.Gate, head: bytes) -> None:
+        def noted(self: gate.Gate, request: Request) -> None:
             let_in.append(turn)
-            pass_on(self, head)
+            pass_on(self, request)
 
         monkeypatch.setattr(gate.Gate, "pass_on", noted)
         count()

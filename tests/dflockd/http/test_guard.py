@@ -243,4 +243,4 @@ def test_a_request_that_names_no_host(site: Site) -> None:
     where = urlsplit(site.url)
     with socket.create_connection((where.hostname, where.port), PATIENCE) as connection:
         connection.sendall(b"GET /api/stats HTTP/1.0\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -165,9 +166,17 @@ def test_the_lag_of_the_event_loop_is_measured(site: Site) -> None:
     eventually(lambda: site.metric("dflockd_event_loop_lag_seconds_count") > 0)
 
 
-async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait() -> None:
-    import aiohttp
+async def metrics_of(http: HttpServer) -> str:
+    """Return the metrics of a site in this event loop."""
 
+    def ask() -> str:
+        with urlopen(f"{http.urls[0]}metrics", timeout=PATIENCE) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait() -> None:
     table = LockTable(Limits(), TokenIssuer(b"x", 1))
     holder, away = table.connect(), table.connect()
     table.handle(holder, Acquire(Space.LOCK, b"k", 1, 0, 1000), 0)
@@ -179,12 +188,7 @@ async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait(
     http = HttpServer(server, HttpOptions())
     await http.start()
     try:
-        async with (
-            asyncio.timeout(PATIENCE),
-            aiohttp.ClientSession() as client,
-            client.get(f"{http.urls[0]}metrics") as answer,
-        ):
-            text = await answer.text()
+        text = await metrics_of(http)
     finally:
         await http.stop()
         await server.stop()
@@ -195,8 +199,6 @@ async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait(
 
 
 async def test_two_servers_of_one_process_do_not_share_numbers() -> None:
-    import aiohttp
-
     servers, sites = [], []
     for number in range(2):
         table = LockTable(Limits(max_locks=100 + number), TokenIssuer(b"x", 1))
@@ -207,10 +209,8 @@ async def test_two_servers_of_one_process_do_not_share_numbers() -> None:
         servers.append(server)
         sites.append(http)
     try:
-        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
-            for number, http in enumerate(sites):
-                async with client.get(f"{http.urls[0]}metrics") as answer:
-                    assert f"dflockd_keys_limit {100 + number}.0" in await answer.text()
+        for number, http in enumerate(sites):
+            assert f"dflockd_keys_limit {100 + number}.0" in await metrics_of(http)
     finally:
         for http in sites:
             await http.stop()

@@ -12,7 +12,7 @@ from tests.dflockd.http.http_site import Site, StartSite
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 
 WITHOUT_EXTRA = (
-    "import sys; sys.modules['aiohttp'] = None; from dflockd.cli import main; sys.exit(main())"
+    "import sys; sys.modules['h11'] = None; from dflockd.cli import main; sys.exit(main())"
 )
 
 
@@ -33,7 +33,7 @@ def test_without_the_extra_the_port_is_refused() -> None:
     done = run("--http-port", "0", code=WITHOUT_EXTRA)
     assert done.returncode == 2
     assert done.stderr == (
-        "dflockd: --http-port needs aiohttp, which is not installed: pip install 'dflockd-py[http]'\n"
+        "dflockd: --http-port needs h11, which is not installed: pip install 'dflockd-py[http]'\n"
     )
 
 
@@ -55,7 +55,7 @@ def test_without_the_extra_the_server_starts_as_ever() -> None:
 def test_clients_do_not_need_it() -> None:
     code = (
         "import sys, dflockd.client, dflockd.sync_client, dflockd.admin, dflockd.cli, celery_dflock\n"
-        "found = {'aiohttp', 'prometheus_client', 'dflockd.http'} & set(sys.modules)\n"
+        "found = {'h11', 'prometheus_client', 'dflockd.http'} & set(sys.modules)\n"
         "sys.exit(f'imported: {found}' if found else 0)"
     )
     done = subprocess.run(

@@ -406,8 +406,12 @@ class Both:
     async def settle(self) -> None:
         """Let sessions go on that were answered, and compare all there is."""
         self.messages.go_on()
-        for _ in range(4):
+        # One report is made at once, and others after a rest; then what is behind them goes on.
+        quiet = 0
+        while quiet < 4:
             await asyncio.sleep(0)
+            waits = any(each.session._looks_on for each in self.transports.values())
+            quiet = 0 if waits else quiet + 1
         for number, transport in self.transports.items():
             assert transport.written == self.messages.written[number], number
             for line in transport.written.splitlines():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -99,6 +101,28 @@ async def test_who_leaves_is_not_looked_for() -> None:
         await asyncio.sleep(0)
     assert len(json.loads(second.written[3:])["found"]) == 11
     assert not first.written
+
+
+async def test_one_is_searched_for_after_the_other() -> None:
+    """A search has a list of all that it looks through: few of them are to be there at a time."""
+    server = make_server()
+    server.slices.at_once = server.slices.look_for = -1.0  # one step
+    server.slices.rest = 0.0
+    fill(server, 200)
+    askers = [connect(server) for _ in range(5)]
+    for asker in askers:
+        asker.session.data_received(FIND)
+    inspecting = connect(server)
+    inspecting.session.data_received(b"i\nkey:0\n_\n")
+    answered: list[int] = []
+    for turn in itertools.count():
+        answered += [turn] * (sum(1 for asker in askers if asker.written) - len(answered))
+        if len(answered) == len(askers):
+            break
+        assert not answered or inspecting.written, "it is no search, and waits for none"
+        await asyncio.sleep(0)
+    # In turns they would all be answered within a few steps.
+    assert all(later - earlier >= 200 / 16 for earlier, later in pairwise(answered))
 
 
 @pytest.mark.parametrize("is_answered", [False, True])

@@ -137,6 +137,20 @@ async def test_between_looks_the_loop_does_other_things(shared: Slices) -> None:
     assert asyncio.get_running_loop().time() - started >= 0.05
 
 
+async def test_one_looks_at_once_and_the_others_after_a_rest(shared: Slices) -> None:
+    shared.rest = 0.02
+    loop, done = asyncio.get_running_loop(), list[int]()
+    began = loop.time()
+    assert shared.may_look()
+    assert not shared.may_look()
+    await shared.seen(counting(done, 1, 1))
+    assert loop.time() - began >= 0.02
+    assert not shared.may_look(), "that was a look too"
+    while not shared.may_look():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert loop.time() - began >= 0.04
+
+
 async def test_nothing_is_looked_at_for_who_has_gone(short: Slices) -> None:
     done = list[int]()
     tasks = [asyncio.create_task(short.seen(counting(done, each, 3))) for each in range(3)]

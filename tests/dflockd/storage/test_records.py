@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +20,10 @@ from dflockd.storage.records import (
     encode_end,
     encode_hold,
     encode_newest,
+    encode_packed,
 )
 from dflockd.table import HoldRecord, NewestRecord
+from dflockd.table.rates import PackedRecord
 from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
 from dflockd.wire.tokens import MAX_FENCE
 
@@ -131,3 +134,17 @@ def test_what_a_later_version_adds_is_passed_over() -> None:
 def test_what_changes_the_meaning_is_not_passed_over(data: bytes) -> None:
     with pytest.raises(UnknownRecordError, match=r"type (99|128)"):
         decoded(data)
+
+
+def test_of_packed_rates_that_are_written_again_and_again_the_last_record_is_kept() -> None:
+    """There can be a million of them, and sixteen records of each."""
+    packs = [
+        PackedRecord(
+            number, tuple(b"\0%d" % each for each in range(size)), array("d", [1.0] * size)
+        )
+        for size, number in ((1, 7), (2, 7), (1, 8), (3, 7))
+    ]
+    data = b"".join(encode_packed(each, SEED) for each in packs) + encode_end(-8, SEED)
+    records, end = decoded(data)
+    assert records == [-7, -7, packs[2], packs[3], -8]
+    assert end == len(data)

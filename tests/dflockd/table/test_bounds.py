@@ -5,12 +5,20 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.rates import MOST_OPEN
 from dflockd.table.reservations import MAX_RESERVED
 from dflockd.wire import (
+    MAX_LINE,
+    MAX_OWNER,
     Acquire,
+    Aged,
+    DrawAge,
+    FairGroup,
     Granted,
     How,
     Owner,
@@ -48,14 +56,26 @@ def table_of(**limits: int) -> LockTable:
     return LockTable(Limits(**limits), TokenIssuer(b"secret", 0))
 
 
+def begin_and_end(table: LockTable, peer: Peer, key: bytes, number: int) -> None:
+    """Have the one run of a day begin and end, some time after the one before."""
+    now = number / 100
+    reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, Rate(1, DAY)), now)
+    assert isinstance(reply, Granted)
+    ask(table, peer, Renew(LOCK, key, reply.token, None, How.BEGUN), now)
+    ask(table, peer, Release(LOCK, key, reply.token), now)
+
+
 def bytes_of(make: Callable[[], object]) -> int:
-    """Return how much memory is in use that was not before."""
+    """Return how much memory is in use that was not before, with all that only a collector frees."""
     gc.collect()
+    gc.disable()
     tracemalloc.start()
-    kept = make()
-    gc.collect()
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    try:
+        kept = make()
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
     assert kept
     return size
 
@@ -114,6 +134,83 @@ def test_all_reservations_take_so_much() -> None:
     assert reserve(table, table.connect(), keys[0], MAX_RESERVED) is Status.TIMEOUT
 
 
+def long_request(key: bytes, number: int, **more: Any) -> Acquire:
+    """A request for a lock that says as much as it may, and nothing that was said before."""
+    end = b"%08d" % number
+    return Acquire(
+        *(LOCK, key, 1, 0, None),
+        owner=Owner(end.rjust(MAX_OWNER, b"o"), 0),
+        label=end.rjust(MAX_LINE, b"l"),
+        group=FairGroup(end.rjust(MAX_LINE, b"g")),
+        **more,
+    )
+
+
+SAMPLE = 10_000
+
+
+def test_a_reservation_with_the_longest_names_takes_2300_bytes() -> None:
+    table = table_of()
+    holder = table.connect()
+    assert isinstance(ask(table, holder, Acquire(LOCK, b"k", 1, 0, None)), Granted)
+
+    def fill() -> object:
+        for number in range(SAMPLE):
+            request = long_request(b"k", number, reserve=Reserve(60_000, 0))
+            assert isinstance(ask(table, holder, request), TimedOut)
+        return True
+
+    assert bytes_of(fill) < 2300 * SAMPLE
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_held_lock_takes_a_kilobyte_and_with_the_longest_names_four(is_long: bool) -> None:
+    table = table_of(max_locks=SAMPLE)
+    peer = table.connect()
+
+    def fill() -> object:
+        for number in range(SAMPLE):
+            key = b"%08d" % number
+            request = Acquire(LOCK, key, 1, 0, None, label=LABEL + key)
+            if is_long:
+                request = long_request(key.rjust(MAX_LINE, b"k"), number)
+            assert isinstance(ask(table, peer, request), Granted)
+        return True
+
+    assert bytes_of(fill) < (4000 if is_long else 1000) * SAMPLE
+
+
+def test_the_newest_of_a_key_takes_900_bytes_at_most() -> None:
+    table = table_of()
+    peer = table.connect()
+
+    def fill() -> object:
+        for number in range(SAMPLE):
+            key = b"%0256d" % number
+            drawn = ask(table, peer, DrawAge(key))
+            assert isinstance(drawn, Aged)
+            who = {"owner": Owner(b"run", 0, drawn.age), "label": b"%0256d" % number}
+            reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, **who))  # type: ignore[arg-type]
+            assert isinstance(reply, Granted)
+            ask(table, peer, Release(LOCK, key, reply.token))
+        return True
+
+    assert bytes_of(fill) < 900 * SAMPLE
+
+
+def test_a_rate_of_the_longest_key_takes_600_bytes() -> None:
+    table = LockTable(Limits(), TokenIssuer(b"secret", 0))
+    peer = table.connect()
+
+    def fill() -> object:
+        for number in range(3 * SAMPLE):
+            begin_and_end(table, peer, (b"%d" % number).rjust(MAX_LINE, b"k"), number)
+        return True
+
+    most_open = MOST_OPEN * (1000 + MAX_LINE)
+    assert bytes_of(fill) - most_open < 600 * (3 * SAMPLE - MOST_OPEN)
+
+
 def test_a_rate_with_one_run_takes_200_bytes() -> None:
     """As one a day for each of many users."""
     many = 50_000
@@ -122,11 +219,7 @@ def test_a_rate_with_one_run_takes_200_bytes() -> None:
 
     def fill() -> object:
         for number in range(many):
-            key = b"digest:user-%08d" % number
-            reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, Rate(1, DAY)), number / 100)
-            assert isinstance(reply, Granted)
-            ask(table, peer, Renew(LOCK, key, reply.token, None, How.BEGUN), number / 100)
-            ask(table, peer, Release(LOCK, key, reply.token), number / 100)
+            begin_and_end(table, peer, b"digest:user-%08d" % number, number)
         return True
 
     size = bytes_of(fill)

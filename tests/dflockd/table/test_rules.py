@@ -181,13 +181,13 @@ def test_d28_the_end_of_a_connection_frees_all_it_had() -> None:
     # D28: cleanup awaited a lock and could be cut short. Here it is one synchronous step.
     table = table_of()
     busy, next_ = table.connect(), table.connect()
-    for number in range(100):
+    for number in range(STEP // 4):
         take(table, busy, b"held%d" % number)
         table.handle(next_, Enqueue(LOCK, b"held%d" % number, 1, None), 0.0)
         take(table, next_, b"other%d" % number)
         table.handle(busy, Enqueue(LOCK, b"other%d" % number, 1, None), 0.0)
     assert table.disconnect(busy, 1.0, clean=False) == []
-    assert len(next_.holds) == 200
+    assert len(next_.holds) == STEP // 2
     table.disconnect(next_, 1.0, clean=False)
     assert len(table) == 0
     assert table.next_deadline() is None
