@@ -34,6 +34,7 @@ from dflockd.wire import (
     Inspect,
     Listen,
     Malformed,
+    Next,
     Owner,
     Pass,
     Ping,
@@ -58,7 +59,7 @@ FEW = 600
 """Lines that a request may take: some dozens of functions."""
 MUCH = 250 * STEP
 """Lines for what happens to `STEP` others, of however many: the rest of them have other turns."""
-LISTED = 10 * MAX_LISTED
+LISTED = 13 * MAX_LISTED
 """Lines for a step of a report, which shows so many at most, and takes them in one piece."""
 TO_OTHERS = {
     "release",
@@ -245,6 +246,8 @@ def questions(crowd: Crowd) -> Iterator[Question]:
     yield ask("enqueue", Enqueue(LOCK, KEY, limit, None))
     yield ask("wait", Wait(LOCK, KEY, 0))
     yield ask("enqueue for a turn", Enqueue(LOCK, KEY, limit, None, turn=10), blocked[3])
+    table.greet(blocked[2], Hello(b"there", b"0.1.0"))
+    yield ask("ask whose turn it is", Next(), blocked[2])
     yield "disconnect", lambda: table.disconnect(blocked[3], crowd.now, clean=True)
     yield ask("name a rate", Acquire(LOCK, KEY, limit, 0, None, rate=Rate(MANY, 800_000)))
     yield ask("a lower limit", Acquire(LOCK, KEY, 1, 0, None))
