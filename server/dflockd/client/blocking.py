@@ -15,14 +15,15 @@ from typing import Any, Self, TypeVar
 from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
+from dflockd.client.connection import Connection
+from dflockd.client.conversation import Heard
+from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready, Resolve
 from dflockd.client.frames import without_frames
 from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
-from dflockd.client.newest import listen
 from dflockd.client.operations import Progress
-from dflockd.client.session import RELEASE_PATIENCE, Heard
-from dflockd.client.steps import Flow, Hear, Pause, Ready
+from dflockd.client.session import RELEASE_PATIENCE
+from dflockd.client.supersession import listen
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import ENQUEUED, UnexpectedReplyError
 
@@ -90,7 +91,7 @@ class DistributedLock(LockBase):
             reply = _hear(link, session.asked.patience)
             if type(reply) is bytes and session.is_granted(claim, link, reply):
                 return True
-        return _run(session.acquire(claim, timeout, link, reply, progress))
+        return drive(session.acquire(claim, timeout, link, reply, progress))
 
     def enqueue(self, ticket: str | None = None) -> str:
         """Take a position in the queue without waiting.
@@ -123,7 +124,7 @@ class DistributedLock(LockBase):
             reply = _hear(link, operations.line_up_patience(timeout))
             if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
                 return True
-        return _run(session.enqueue(claim, timeout, link, reply, progress))
+        return drive(session.enqueue(claim, timeout, link, reply, progress))
 
     def wait(
         self,
@@ -151,7 +152,7 @@ class DistributedLock(LockBase):
             flow = self._waiting(claim, timeout_s, reservation)
             if self._own_lease() is not None:  # `enqueue` has been granted it
                 return True
-            return _run(flow)
+            return drive(flow)
         except errors.InvalidArgumentError:
             raise
         except BaseException:
@@ -168,7 +169,7 @@ class DistributedLock(LockBase):
             LockLostError: the lock is lost, or was never acquired. Also, without waiting, if it is
                 in doubt and `on_lost` of some lock calls this: that thread cannot wait.
         """
-        _run(self._session.check())
+        drive(self._session.check())
 
     def renew(self, lease_ttl_s: int | None = None) -> bool:
         """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
@@ -182,7 +183,7 @@ class DistributedLock(LockBase):
                 the lease was over. If the lease goes on, so does the lock.
             LocalError: `on_lost` of some lock calls this: its thread would wait for itself.
         """
-        return _run(self._renewing(lease_ttl_s))
+        return drive(self._renewing(lease_ttl_s))
 
     def detach(self, lease_ttl_s: int | None = None) -> str | None:
         """Keep the lock held for `lease_ttl_s` (default: as granted) and let go of it here.
@@ -202,7 +203,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return _run(self._detaching(claim, lease_ttl_s))
+            return drive(self._detaching(claim, lease_ttl_s))
         except errors.InvalidArgumentError:
             raise
         except BaseException:
@@ -224,7 +225,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            return _run(self._adopting(claim, token))
+            return drive(self._adopting(claim, token))
         except BaseException:
             self._session.let_go(claim)
             raise
@@ -249,7 +250,7 @@ class DistributedLock(LockBase):
                 reply = _hear(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return True
-            return _run(session.release(claim, link, reply))
+            return drive(session.release(claim, link, reply))
         except BaseException:
             session.give_up(claim)
             raise
@@ -262,7 +263,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return _run(session.release(claim, give=operations.give_back))
+            return drive(session.release(claim, give=operations.give_back))
         except BaseException:
             session.give_up(claim)
             raise
@@ -276,7 +277,7 @@ class DistributedLock(LockBase):
             UnsupportedError: the server knows no ages.
             RemoteError: the server could not be asked.
         """
-        return _run(self._session.draw_age())
+        return drive(self._session.draw_age())
 
     def listen(self, told: Callable[[str], object]) -> None:
         """Be told once if somebody newer asks for this lock while it is held.
@@ -299,7 +300,7 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or does not know this.
         """
-        return _run(self._inspecting())
+        return drive(self._inspecting())
 
     def evict(self, fence: int) -> bool:
         """End the hold with this fence, without its token. Return ``False`` if it has ended already.
@@ -310,7 +311,7 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or does not know this.
         """
-        return _run(self._evicting(fence))
+        return drive(self._evicting(fence))
 
     def __enter__(self) -> Self:
         """Acquire the lock.
@@ -346,7 +347,7 @@ class DistributedLock(LockBase):
                 reply = _hear(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return
-            _run(session.release(claim, link, reply))
+            drive(session.release(claim, link, reply))
         except BaseException:
             session.give_up(claim)
             raise
@@ -402,14 +403,10 @@ def _hear(link: Any, patience: float | None) -> Heard:
         raise
 
 
-def _run(flow: Flow[R]) -> R:
-    return drive(carry_out(flow))
-
-
-def drive(waits: Waits[R]) -> R:
+def drive(flow: Flow[R]) -> R:
     """Carry out a flow in this thread: wait for all that it yields."""
     try:
-        wait = next(waits)
+        wait = next(flow)
         while True:
             if type(wait) is not Connection:
                 outcome: object = _wait(wait)
@@ -418,12 +415,12 @@ def drive(waits: Waits[R]) -> R:
             else:
                 left = wait.left
                 outcome = bool(wait.poll.poll(left * 1000 if left < LONGEST_POLL else None))
-            wait = waits.send(outcome)
+            wait = flow.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
         return result
     except BaseException:
-        waits.close()
+        flow.close()
         raise
 
 

@@ -13,13 +13,14 @@ from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, clock, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import OwnerLike, Reservation
+from dflockd.client.connection import Route
+from dflockd.client.flow import Flow
 from dflockd.client.introduction import ANONYMOUS, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Exchange, Progress, Target
 from dflockd.client.rated import RatedSession
 from dflockd.client.routing import shard_map
 from dflockd.client.session import Ending, Session
-from dflockd.client.steps import Flow, Route
 from dflockd.rates import RateLike, parse_rate
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import UNLIMITED, Space

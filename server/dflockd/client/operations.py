@@ -1,8 +1,8 @@
 """What a client does, step by step, without saying how bytes travel.
 
 Each operation is a generator: it yields what to send, is resumed with the line that came back, and
-returns the result. Connections go through them (`dflockd.client.steps.Talk`), so every rule of the
-client side is written once. (psycopg 3 is built this way.)
+returns the result. `dflockd.client.conversation.talk` goes through them, so every rule of the client
+side is written once. (psycopg 3 is built this way.)
 
 A `Target` has what the server at the other end knows beyond the published protocol. What it does not
 know is not sent: an operation raises `UnsupportedError` instead.
@@ -494,6 +494,12 @@ def detach(target: Target, token: bytes, lease: int, *, is_new: bool = False) ->
     raise refused(reply, target)
 
 
+def take_back(target: Target, token: bytes) -> Operation[bool]:
+    """Release a hold that may be detached; ``False`` if it is another's by now, or held no more."""
+    # The server says no to the first if it is another's.
+    return (yield from detach(target, token, 1)) and (yield from release(target, token))
+
+
 def renewal_request(
     target: Target,
     token: bytes,
@@ -762,27 +768,6 @@ def _read_map(reply: Report) -> ShardReport:
     if min(found.shards) < -1 or max(found.shards) >= len(found.servers):
         raise ValueError("a server that is not listed")
     return found
-
-
-Detour: TypeAlias = errors.MovedError | errors.RecoveringError
-
-
-def kept(operation: Operation[R]) -> Operation[R | Detour]:
-    """Return these two errors instead of raising them, for those who go on with the connection.
-
-    They come with an answer in order, whereas an exception leaves a connection of no more use.
-    """
-    try:
-        return (yield from operation)
-    except (errors.MovedError, errors.RecoveringError) as exc:
-        return exc
-
-
-def raised(answer: R | Detour) -> R:
-    """Raise what `kept` has kept."""
-    if isinstance(answer, Detour):
-        raise answer
-    return answer
 
 
 def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:

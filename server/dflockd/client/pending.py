@@ -23,11 +23,11 @@ from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
+from dflockd.client.flow import Flow, Pause, Ready
 from dflockd.client.operations import GRACE, Progress
 from dflockd.client.process import current
 from dflockd.client.reactor import Task
 from dflockd.client.routing import PASSING
-from dflockd.client.steps import Flow, Pause, Ready
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
 

@@ -28,13 +28,13 @@ from functools import partial
 from typing import Any
 
 from dflockd.client import clock
-from dflockd.client.connection import CONNECTIONS, Awaited, Connection, Resolve, Waits, carry_out
+from dflockd.client.connection import CONNECTIONS, Connection
+from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready, Resolve, Signal
 from dflockd.client.greenlets import make_selector, select_green
-from dflockd.client.later import release_later, take_back
 from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
+from dflockd.client.release import release_later, take_back
 from dflockd.client.renewal import keep
-from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
 
 LOOK_EVERY = 0.1
 """Seconds between looks at the locks that have come; one that is seen twice is watched from then on.
@@ -67,11 +67,11 @@ logger = logging.getLogger("dflockd.client")
 class Task:
     """A flow that the reactor drives, and what it waits for. Its fields are the reactor's."""
 
-    __slots__ = ("ended", "listening", "order", "over", "reactor", "registered", "waits")
+    __slots__ = ("ended", "flow", "listening", "order", "over", "reactor", "registered")
 
-    def __init__(self, reactor: Reactor, waits: Waits[Any]) -> None:
+    def __init__(self, reactor: Reactor, flow: Flow[Any]) -> None:
         self.reactor = reactor
-        self.waits = waits
+        self.flow = flow
         self.order = -1
         """The number of its entry in the heap; others with it there are out of date."""
         self.registered: tuple[Connection, int] | None = None
@@ -170,7 +170,7 @@ class Reactor:
 
     def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
-        task = Task(self, carry_out(flow))
+        task = Task(self, flow)
         self.call(lambda: self._begin(task))
         return task
 
@@ -246,7 +246,7 @@ class Reactor:
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._started.pop()
-        self._begin(Task(self, carry_out(self._sweep())))
+        self._begin(Task(self, self._sweep()))
         while not self._is_closed:
             try:
                 self._turn()
@@ -362,7 +362,7 @@ class Reactor:
         if lease.is_over:
             return
         if not isinstance(lease.task, Task):
-            task = lease.task = Task(self, carry_out(keep(lease, self._pool)))
+            task = lease.task = Task(self, keep(lease, self._pool))
             self._begin(task)
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
@@ -394,7 +394,7 @@ class Reactor:
         task.order = -1
         task.listen_no_more()
         try:
-            wait = task.waits.send(outcome)
+            wait = task.flow.send(outcome)
         except StopIteration:
             self._end(task)
         except Exception:
@@ -407,7 +407,7 @@ class Reactor:
         """End a task whatever it waits for."""
         self._end(task)
         task.listen_no_more()
-        task.waits.close()
+        task.flow.close()
 
     def _end(self, task: Task) -> None:
         task.ended = True

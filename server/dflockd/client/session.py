@@ -21,18 +21,23 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, flows, forks, operations, outage
-from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
+from dflockd.client import clock, forks, operations, outage
+from dflockd.client.connection import Connection, Route
+from dflockd.client.conversation import Heard, talk
+from dflockd.client.flow import Flow, Hear, Pause
 from dflockd.client.frames import without_frames
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
+from dflockd.client.requester import ANSWER_PATIENCE, Begin, Requester
 from dflockd.client.routing import PASSING, ShardMap
-from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
 from dflockd.wire import GRANTED
+
+if TYPE_CHECKING:
+    from dflockd.client.process import GreenProcess, Process
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -75,9 +80,6 @@ logger = logging.getLogger("dflockd.client")
 First: TypeAlias = Callable[[Target, float | None], Exchange]
 """The first request of an operation, with its timeout, by nobody in particular."""
 
-Heard: TypeAlias = "bytes | Exception | None"
-"""The reply to a request, or what went wrong instead, or nothing yet."""
-
 Give: TypeAlias = Callable[[Target, bytes], Operation[bool]]
 
 Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
@@ -85,7 +87,7 @@ Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
 `Session.waiter`. It is made without any call, so that nothing comes between."""
 
 
-class Session(Asker):
+class Session(Requester):
     """One lock object's dealings with servers.
 
     Its flows are driven by the caller. After any exception, whatever it is, the caller of a flow that
@@ -102,7 +104,7 @@ class Session(Asker):
             who asks: those that are known; ``None`` for those who are not to be remembered.
     """
 
-    queued: Link | None = None
+    queued: Connection | None = None
     """The connection on which a position is waited for, between `enqueue` and `wait`."""
     ticket: str | None = None
     """The ticket that a `wait` has left."""
@@ -115,7 +117,7 @@ class Session(Asker):
         route: Route,
         renew_ratio: float,
         shards: ShardMap | None,
-        home: Callable[[], Home],
+        home: Callable[[], Process | GreenProcess],
         on_lost: Callable[[], Callable[[], object]] | None = None,
         beginnings: dict[Any, Exchange] | None = None,
     ) -> None:
@@ -209,7 +211,7 @@ class Session(Asker):
         timeout: float | None,
         request: First = operations.to_acquire,
         progress: Progress | None = None,
-    ) -> Link | None:
+    ) -> Connection | None:
         """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none.
 
         Or an `enqueue`, by `operations.to_enqueue`. A position that is or was kept is in `progress`.
@@ -243,7 +245,9 @@ class Session(Asker):
         link.ask(first.request, clock.now())
         return link
 
-    def is_granted(self, claim: object, link: Link, line: bytes, word: bytes = GRANTED) -> bool:
+    def is_granted(
+        self, claim: object, link: Connection, line: bytes, word: bytes = GRANTED
+    ) -> bool:
         """Hold the lock if the reply to `ask` is its grant; ``False`` if a flow is to go on."""
         grant = operations.granted_at_once(line, link.asked_at, clock.now(), word)
         if grant is None:
@@ -251,7 +255,7 @@ class Session(Asker):
         link.rested = False
         return self._settle(grant, claim)
 
-    def hand_back(self, claim: Ending) -> Link | None:
+    def hand_back(self, claim: Ending) -> Connection | None:
         """Begin a `release` of what is certainly held; return the connection, or ``None``."""
         lease, now = self.lease, clock.now()
         if lease is None or self.shards is not None or not lease.is_held_at(now):
@@ -268,7 +272,7 @@ class Session(Asker):
         link.ask(operations.to_release(lease.target, lease.token), now)
         return link
 
-    def is_released(self, link: Link, line: bytes) -> bool:
+    def is_released(self, link: Connection, line: bytes) -> bool:
         """Be free if the reply to `hand_back` says so; ``False`` if a flow is to go on."""
         if line != operations.DONE:
             return False
@@ -287,23 +291,21 @@ class Session(Asker):
         claim: object,
         begin: Begin[Grant | None],
         timeout: float | None,
-        link: Link,
+        link: Connection,
         reply: Heard,
     ) -> Flow[Grant | None]:
         """Go on with what `ask` has begun."""
         if self._owner.get("by") is not claim:
             raise self._cancelled()
-        operation = begin(self.target, timeout)
-        next(operation)  # that has been asked
-        talk = Talk(link, operation, operations.give_up_at(timeout, link.asked_at))
-        talk.under_way = self.asked, link.asked_at, reply
-        return self._ask_twice(begin, timeout, talk, None)
+        until = operations.give_up_at(timeout, link.asked_at)
+        under_way = self.asked, link.asked_at, reply
+        return self._ask(begin, timeout, until, None, link, under_way)
 
     def acquire(
         self,
         claim: object,
         timeout: float | None,
-        asked: Link | None = None,
+        asked: Connection | None = None,
         reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
@@ -336,7 +338,7 @@ class Session(Asker):
         self,
         claim: object,
         timeout: float | None,
-        asked: Link | None = None,
+        asked: Connection | None = None,
         reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
@@ -382,10 +384,12 @@ class Session(Asker):
         self.ticket = progress.kept.decode() or None
         return self._settle(grant, owner)
 
-    def _wait_on(self, link: Link, timeout: float | None, progress: Progress) -> Flow[Grant | None]:
+    def _wait_on(
+        self, link: Connection, timeout: float | None, progress: Progress
+    ) -> Flow[Grant | None]:
         if self.shards is not None:
             # It begins with the wait for this position.
-            return self._follow(self.shards, operations.acquire, timeout, link, progress)
+            return self._follow(operations.acquire, timeout, link, progress)
         target = self._knowing(link)._replace(progress=progress)
         until = operations.give_up_at(timeout, clock.now())
         return self._talk(link, operations.wait(target, timeout), until, None)
@@ -440,12 +444,12 @@ class Session(Asker):
 
     def await_turn(self, timeout: int | None, progress: Progress) -> Flow[bytes | None]:
         """Wait for the turn of the position, once more after it has come; ``None`` if not in time."""
-        link, shards, claim = self.queued, self.shards, self._owner.get("by")
+        link, claim = self.queued, self._owner.get("by")
         assert link is not None
-        look = None if shards is None else partial(self._look, shards, link.route)
+        look = None if self.shards is None else partial(self._look, None)
         target = self.target._replace(progress=progress)
         try:
-            ticket = yield from flows.talk(link, operations.await_turn(target, timeout), None, look)
+            ticket = yield from talk(link, operations.await_turn(target, timeout), None, look)
         except errors.IN_ORDER:
             self._leave_queue(claim)  # its process has asked again on another connection
             raise
@@ -458,14 +462,14 @@ class Session(Asker):
         """Let others go first at the position, whose turn it is."""
         assert self.queued is not None
         until = clock.now() + ANSWER_PATIENCE
-        yield from flows.talk(self.queued, operations.pass_on(self.target, ticket), until)
+        yield from talk(self.queued, operations.pass_on(self.target, ticket), until)
 
     def part(self) -> Flow[None]:
         """Give the position up, or the connection alone if somebody has taken the position up."""
         link, claim = self.queued, self._owner.get("by")
         assert link is not None
         until = clock.now() + ANSWER_PATIENCE
-        if not (yield from flows.talk(link, operations.is_taken_up(self.target), until)):
+        if not (yield from talk(link, operations.is_taken_up(self.target), until)):
             link.close()
         self._leave_queue(claim)
 
@@ -568,7 +572,7 @@ class Session(Asker):
     def release(
         self,
         claim: Ending,
-        asked: Link | None = None,
+        asked: Connection | None = None,
         reply: Heard = None,
         give: Give = operations.release,
     ) -> Flow[bool]:
@@ -603,10 +607,10 @@ class Session(Asker):
                 began = clock.now() if asked is None else asked.asked_at
                 until = began + RELEASE_PATIENCE
                 try:
-                    talk = Talk(link, give(self._knowing(link), lease.token), until)
+                    giving, under_way = give(self._knowing(link), lease.token), None
                     if asked is not None:
-                        talk.under_way = next(talk.operation), link.asked_at, reply
-                    released = yield talk
+                        under_way = next(giving), link.asked_at, reply
+                    released = yield from talk(link, giving, until, under_way=under_way)
                 except errors.UnreachableError as exc:
                     if isinstance(exc.__cause__, TimeoutError):
                         raise
@@ -669,14 +673,14 @@ class Session(Asker):
 
     # The parts of flows.
 
-    def _own(self, claim: object) -> Link:
+    def _own(self, claim: object) -> Connection:
         """Return the connection of the request under way, unless somebody has abandoned that."""
         link = self.asking
         if link is None or self._owner.get("by") is not claim:
             raise self._cancelled()
         return link
 
-    def _line_up(self, link: Link) -> None:
+    def _line_up(self, link: Connection) -> None:
         """Stand in the queue on a connection, which ends once this session is forgotten."""
         link.guard = weakref.ref(self, lambda _: link.close())
         self.waiter = {}
@@ -709,7 +713,7 @@ class Session(Asker):
                 link.close()
             raise self._cancelled()
 
-    def _taken(self, lease: Lease, claim: object | None) -> Flow[Link | None]:
+    def _taken(self, lease: Lease, claim: object | None) -> Flow[Connection | None]:
         """Take the connection of a lease; ``None`` if it is over, or has none.
 
         Args:
@@ -735,8 +739,8 @@ class Session(Asker):
         return link
 
     def _give_back(
-        self, lease: Lease, claim: object, link: Link | None, give: Give
-    ) -> Flow[tuple[bool, Link]]:
+        self, lease: Lease, claim: object, link: Connection | None, give: Give
+    ) -> Flow[tuple[bool, Connection]]:
         """Release a lease wherever its server can be reached, if its connection is of no use."""
         if link is None:
             link = yield from self._taken(lease, claim)

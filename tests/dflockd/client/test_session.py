@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import clock, forks, operations, renewal, steps
+from dflockd.client import clock, conversation, forks, operations, renewal, routing
 from dflockd.client import session as session_module
 from dflockd.client.connection import Connection
 from dflockd.client.lease import LOST, Lease
@@ -222,21 +222,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "the connection of a request is known to its flow alone", "an attribute before bytes go out"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._ask
+    real = Session._talk
 
-    def ask(self: Any, begin: Any, timeout: Any, link: Any, until: Any, look: Any) -> Any:
-        flow = real(self, begin, timeout, link, until, look)
-        step = next(flow)
-        while True:
-            link, self.asking = self.asking, None
-            try:
-                outcome = yield step
-                self.asking = link
-                step = flow.send(outcome)
-            except StopIteration as stop:
-                return stop.value
+    def talk(self: Any, link: Any, *arguments: Any) -> Any:
+        self.asking = None
+        try:
+            return (yield from real(self, link, *arguments))
+        finally:
+            self.asking = link
 
-    patch.setattr(Session, "_ask", ask)
+    patch.setattr(Session, "_talk", talk)
 
 
 @planted(
@@ -280,7 +275,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         lease = self.lease
         if link is None and lease is not None and lease.link.closed:
             self.telling = lease.link
-            yield steps.Talk(lease.link, operation(self.target, False), None)
+            yield from conversation.talk(lease.link, operation(self.target, False))
         return (yield from real(self, operation, link, timeout))
 
     patch.setattr(Session, "_tell", tell)
@@ -350,22 +345,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("an error keeps a forgotten session alive", "a forgotten session lets go")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def next_step(path: Any, error: Any, report: Any) -> Any:
-        return path.send(renewal_outcome(error, report))
-
-    patch.setattr("dflockd.client.flows._next", next_step)
-
-
-def renewal_outcome(error: Any, report: Any) -> Any:
-    from dflockd.client import clock, routing
-
-    return routing.StepOutcome(clock.now(), error, report)
+    patch.setattr(routing, "without_frames", lambda error: error)
 
 
 @planted("what a server says is believed to be a reply", "errors are of the tree")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operations, "_read", lambda parse, answer, target: parse(answer.line))
-    patch.setattr("dflockd.client.connection.UnexpectedReplyError", ZeroDivisionError)
+    patch.setattr("dflockd.client.conversation.UnexpectedReplyError", ZeroDivisionError)
 
 
 @planted("whoever wants to closes a connection", "who registers a descriptor closes it")

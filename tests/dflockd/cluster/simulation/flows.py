@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflockd.address import Address
 from dflockd.client import connection
-from dflockd.client.connection import Awaited, Resolve
-from dflockd.client.steps import Hear, Pause, Ready
+from dflockd.client.flow import Awaited, Hear, Pause, Ready, Resolve
 from dflockd.wire import RequestReader
 from tests.dflockd.cluster.simulation.machines import Connection
 

@@ -17,15 +17,15 @@ from unittest import mock
 
 from dflockd import errors
 from dflockd.address import Seeds, parse_server, parse_servers
-from dflockd.client import clock, connection, flows, later, operations, renewal
+from dflockd.client import clock, connection, operations, release, renewal
 from dflockd.client import lease as leases
-from dflockd.client.connection import _known_by_number, carry_out
+from dflockd.client.connection import Route, _known_by_number
+from dflockd.client.flow import Flow, Pause
 from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
-from dflockd.client.routing import ShardMap
+from dflockd.client.routing import Pursuit, ShardMap
 from dflockd.client.session import Session
-from dflockd.client.steps import Flow, Pause, Route
 from dflockd.wire import (
     Reply,
     Status,
@@ -74,7 +74,7 @@ def in_the_simulation(world: World) -> Iterator[None]:
             (connection, "socket", _socket_module(world)),
             (connection, "_known_by_number", in_this_thread(lambda *_: [], _known_by_number)),
             (operations, "acquire", rules.acquires),
-            *([] if rules.looks else [(flows, "look_at", look_away)]),
+            *([] if rules.looks else [(Pursuit, "glance", look_away)]),
             *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
             (renewal, "_Rescue", rules.rescue),
         ):
@@ -197,7 +197,7 @@ class LibraryClient(Client):
             cast(Task, lease.task).is_poked = True
 
     def release_later(self, lease: Lease) -> None:
-        self.run(carry_out(later.release_later(lease, self.pool)))
+        self.run(release.release_later(lease, self.pool))
 
     def cannot_be_awaited(self) -> bool:
         return False
@@ -205,7 +205,7 @@ class LibraryClient(Client):
     def _adopt(self, lease: Lease) -> _Step:
         yield Pause(ADOPTED)
         if not lease.is_over:
-            yield from carry_out(renewal.keep(lease, self.pool))
+            yield from renewal.keep(lease, self.pool)
 
     # What it does.
 
@@ -241,12 +241,12 @@ class LibraryClient(Client):
         """Do what the holder of a lock may do meanwhile."""
         if self.world.random.random() < 0.5:
             try:
-                yield from carry_out(session.renew(None))
+                yield from session.renew(None)
             except errors.RemoteError as exc:
                 self.world.log(self.name, "%s", exc)
             return
         try:
-            yield from carry_out(session.check())
+            yield from session.check()
         except errors.LockLostError:
             is_held = False
         else:
@@ -287,7 +287,7 @@ class LibraryClient(Client):
     @staticmethod
     def _let_go_if_it_fails(session: Session, claim: object, flow: Flow[Any]) -> Life:
         try:
-            return (yield from carry_out(flow))  # type: ignore[misc]
+            return (yield from flow)  # type: ignore[misc]
         except BaseException:
             session.let_go(claim)
             raise
