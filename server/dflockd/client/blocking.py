@@ -21,7 +21,6 @@ from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready, Resolve
 from dflockd.client.frames import without_frames
 from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
-from dflockd.client.operations import Progress
 from dflockd.client.session import RELEASE_PATIENCE
 from dflockd.client.supersession import listen
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -76,22 +75,20 @@ class DistributedLock(LockBase):
                 a `MovedError`, `RecoveringError` or `DrainingError` until the time is over.
             AcquireCancelledError: another thread called `cancel`.
         """
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            return self._acquire(claim, self._kept(ticket, reservation))
+            progress = self._kept(ticket, reservation)
+            link = session.ask(claim, timeout, progress=progress)
+            reply = None
+            if link is not None:
+                reply = _hear(link, session.asked.patience)
+                if type(reply) is bytes and session.is_granted(claim, link, reply):
+                    return True
+            return drive(session.acquire(claim, timeout, link, reply, progress))
         except BaseException:
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
-
-    def _acquire(self, claim: object, progress: Progress | None = None) -> bool:
-        session, timeout = self._session, self.acquire_timeout_s
-        link = session.ask(claim, timeout, progress=progress)
-        reply = None
-        if link is not None:
-            reply = _hear(link, session.asked.patience)
-            if type(reply) is bytes and session.is_granted(claim, link, reply):
-                return True
-        return drive(session.acquire(claim, timeout, link, reply, progress))
 
     def enqueue(self, ticket: str | None = None) -> str:
         """Take a position in the queue without waiting.
@@ -108,23 +105,21 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the ticket is malformed.
             RemoteError: as for `acquire`; `acquire_timeout_s` bounds this call as well.
         """
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            is_granted = self._enqueue(claim, self._kept(ticket, None))
-            return "acquired" if is_granted else "queued"
+            progress = self._kept(ticket, None)
+            link = session.ask(claim, timeout, operations.to_enqueue, progress)
+            reply = None
+            if link is not None:
+                reply = _hear(link, operations.line_up_patience(timeout))
+                if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
+                    return "acquired"
+            flow = session.enqueue(claim, timeout, link, reply, progress)
+            return "acquired" if drive(flow) else "queued"
         except BaseException:
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
-
-    def _enqueue(self, claim: object, progress: Progress | None) -> bool:
-        session, timeout = self._session, self.acquire_timeout_s
-        link = session.ask(claim, timeout, operations.to_enqueue, progress)
-        reply = None
-        if link is not None:
-            reply = _hear(link, operations.line_up_patience(timeout))
-            if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
-                return True
-        return drive(session.enqueue(claim, timeout, link, reply, progress))
 
     def wait(
         self,
@@ -319,14 +314,22 @@ class DistributedLock(LockBase):
         Raises:
             LockTimeoutError: it was not granted within `acquire_timeout_s`.
         """
+        # As `acquire` does, without another call.
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            if not self._acquire(claim):
+            link = session.ask(claim, timeout)
+            reply = None
+            if link is not None:
+                reply = _hear(link, session.asked.patience)
+                if type(reply) is bytes and session.is_granted(claim, link, reply):
+                    return self
+            if not drive(session.acquire(claim, timeout, link, reply)):
                 raise self._timed_out()
             return self
         except BaseException:
             # A signal's exception may have come between the grant and here.
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
 
     def __exit__(

@@ -174,8 +174,10 @@ class Connection:
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
     def ask(self, request: bytes, now: float) -> None:
-        """Send a request, whose reply the caller waits for; if that fails, close it instead."""
-        self.reader.ahead = 0
+        """Send a request, whose reply the caller waits for; if that fails, close it instead.
+
+        No other reply may be owed.
+        """
         self.asked_at = now
         try:
             if self._sock.send(request) == len(request):

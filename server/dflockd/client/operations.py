@@ -561,8 +561,8 @@ def release(target: Target, token: bytes) -> Operation[bool]:
 
 def to_release(target: Target, token: bytes) -> bytes:
     """Return the request of a `release`."""
-    space = target.space if target.is_published else Space.LOCK
-    return encode_release(space, target.key, token)
+    is_ours = target.features is FEATURES or not target.is_published
+    return encode_release(Space.LOCK if is_ours else target.space, target.key, token)
 
 
 def _given_back(target: Target, request: bytes) -> Operation[bool]:
@@ -796,18 +796,12 @@ def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operatio
     of the reply. The departure is the safe assumption, and fine after a short wait. After a long one
     it would leave little of the lease or nothing, so a renewal finds out: its answer comes at once.
     """
-    if (grant := _prompt(*granted, answer.sent, answer.received)) is not None:
-        return grant
+    token, lease = granted
+    if answer.received - answer.sent <= lease * CONFIRM_SHARE:
+        return Grant(token, lease, answer.sent + lease)
     if target.progress is not None:
         target.progress.granted = granted
     return (yield from _confirmation(target, granted))
-
-
-def _prompt(token: bytes, lease: int, sent: float, received: float) -> Grant | None:
-    """Return the grant if its answer has come soon enough for its lease to count from the request."""
-    if received - sent > lease * CONFIRM_SHARE:
-        return None
-    return new(Grant, (token, lease, sent + lease))
 
 
 def granted_at_once(
@@ -826,7 +820,9 @@ def granted_at_once(
     if granted is None:
         return None
     token, lease = granted
-    return _prompt(token, lease, sent, received)
+    if received - sent > lease * CONFIRM_SHARE:
+        return None
+    return new(Grant, (token, lease, sent + lease))
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:

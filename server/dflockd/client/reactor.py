@@ -99,12 +99,12 @@ class Reactor:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._inbox: deque[tuple[float, Lease | Callable[[], object]]] = deque()
-        self._young: dict[int, Lease] = {}
-        """Those that came lately, by their `id`. Each change is a single operation."""
+        self._young: dict[Lease, None] = {}
+        """Those that came lately, in their order. Each change is a single operation."""
         self._comes = False
         """Whether one has come since the look before."""
-        self._seen: list[int] = []
-        """Which of these it has seen once; not themselves, for that would keep them."""
+        self._seen: set[int] = set()
+        """The `id` of those that it has seen once; not themselves, for that would keep them."""
         self._looks = 0
         """How many looks are still to come, unless others come."""
         self._look_at_young_at = math.inf
@@ -132,7 +132,7 @@ class Reactor:
         if lease.lease * lease.renew_ratio < EARLY:
             self._tell(-math.inf, lease)
         else:
-            self._young[id(lease)] = lease
+            self._young[lease] = None
             self._comes = True
             # The thread says that it will not look any more before it has looked for the last time.
             if not self._looks:
@@ -153,7 +153,7 @@ class Reactor:
         Soon enough is when the thread wakes anyway, unless there are many by then. One that is young
         is let go here: the next takes its memory while that is warm.
         """
-        self._young.pop(id(lease), None)
+        self._young.pop(lease, None)
         if lease.task is not None:
             reactor = _reactor_of(lease, self)
             reactor._inbox.append((math.inf, lease))
@@ -314,13 +314,12 @@ class Reactor:
                 return
         elif not self._comes:
             return
-        for number in self._seen:
-            # Another one may have its number by now: that is watched a little sooner.
-            lease = young.pop(number, None)
-            if lease is not None:
+        for lease in list(young):
+            # Another one may have the number of one that is gone: that is watched a little sooner.
+            if id(lease) in self._seen and young.pop(lease, self) is None:
                 self._look_at(lease)
         comes, self._comes = self._comes, False
-        self._seen = list(young)
+        self._seen = set(map(id, list(young)))
         self._looks = LOOK_ON if comes or young else self._looks - 1
         if not self._looks and young:  # who has come since wakes nobody
             self._looks = LOOK_ON
