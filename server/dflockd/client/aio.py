@@ -22,7 +22,7 @@ from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection
-from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready, Resolve
+from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.session import RELEASE_PATIENCE
@@ -619,22 +619,15 @@ async def _wait(loop: asyncio.AbstractEventLoop, wait: Awaited) -> object:
         await asyncio.sleep(wait.seconds)
         return None
     come: asyncio.Future[Any] = loop.create_future()
-    if isinstance(wait, Hear):
-        over: object = False
-        listener = partial(_call_in, loop, come, True)
-        wait.signal.listen(listener)
-    else:
-        assert isinstance(wait, Resolve)
-        over = TimeoutError("the name was not looked up in time")
-        process.current().reactor.resolver.resolve(wait, partial(_call_in, loop, come))
-    timer = None
+    assert isinstance(wait, Hear)
+    listener, timer = partial(_call_in, loop, come, True), None
+    wait.signal.listen(listener)
     try:
         if wait.until < math.inf:
-            timer = loop.call_later(max(0.0, wait.until - clock.now()), _set, come, over)
+            timer = loop.call_later(max(0.0, wait.until - clock.now()), _set, come, False)
         return await come
     finally:
-        if isinstance(wait, Hear):
-            wait.signal.forget(listener)
+        wait.signal.forget(listener)
         if timer is not None:
             timer.cancel()
 

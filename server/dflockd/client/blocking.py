@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dflockd import errors
-from dflockd.client import clock, operations, process
+from dflockd.client import clock, operations
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection
 from dflockd.client.conversation import Heard
-from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready, Resolve
+from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
@@ -450,27 +450,8 @@ def _wait(wait: Awaited) -> object:
     if isinstance(wait, Pause):
         time.sleep(wait.seconds)
         return None
-    if isinstance(wait, Hear):
-        return _await(wait)
-    assert isinstance(wait, Resolve)
-    return _look_up(wait)
-
-
-def _look_up(wait: Resolve) -> object:
-    """Return what a name stands for, or what went wrong; a resolver that hangs takes no more time."""
-    found: list[object] = []
-    gate = threading.Lock()
-    gate.acquire()
-
-    def answer(outcome: object) -> None:
-        found.append(outcome)
-        gate.release()
-
-    process.current().reactor.resolver.resolve(wait, answer)
-    left = min(max(0.0, wait.until - clock.now()), LONGEST_POLL)
-    if gate.acquire(timeout=left):
-        return found[0]
-    return TimeoutError("the name was not looked up in time")
+    assert isinstance(wait, Hear)
+    return _await(wait)
 
 
 def _await(wait: Hear) -> bool:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
-from dflockd.client.flow import Flow, Pause, Ready, Resolve
+from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
+from dflockd.client.resolver import look_up, under_way
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 CONNECT_TIMEOUT = 5.0
@@ -373,10 +374,13 @@ def _reach(route: Route, until: float) -> Flow[Connection]:
     else:
         found = _known_by_number(*route.address)
         if not found:
-            looked_up = yield Resolve(*route.address, until)
-            if isinstance(looked_up, Exception):
-                raise looked_up
-            found = _usable(looked_up)
+            looking = look_up(*route.address)
+            yield Hear(looking, until)
+            if looking.outcome is None:
+                raise TimeoutError
+            if isinstance(looking.outcome, Exception):
+                raise looking.outcome
+            found = _usable(looking.outcome)
     error: OSError | None = None
     for number, (family, kind, protocol, where) in enumerate(found):
         now = clock.now()
@@ -449,4 +453,5 @@ def forget_connections_after_fork() -> None:
         connection.forget_after_fork()
     CONNECTIONS.clear()
     published.clear()
+    under_way.clear()
     _making.clear()

@@ -40,15 +40,7 @@ class Hear(NamedTuple):
     until: float
 
 
-class Resolve(NamedTuple):
-    """Look up a name; the outcome is what `getaddrinfo` returns, or the error that it raises."""
-
-    host: str
-    port: int
-    until: float
-
-
-Awaited: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
+Awaited: TypeAlias = "Connection | Ready | Pause | Hear"
 """A connection by itself is waited for like a `Ready` that reads, for the seconds that it has `left`:
 that is what nearly all waits are. A driver that reads from it itself answers with the reply that it has
 read, or with the error that came of that, instead of ``True``."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from dflockd.client import clock
 from dflockd.client.connection import CONNECTIONS, Connection
-from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready, Resolve, Signal
+from dflockd.client.flow import Awaited, Flow, Pause, Ready, Signal
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
@@ -55,9 +55,6 @@ FORGOTTEN = 8
 LONGEST_BEGINNING = 1.0
 """Seconds that the end of the process waits for a thread that was started a moment before."""
 
-SHARED_FOR = 1.0
-"""Seconds after which nobody else waits for a look-up that has not answered yet."""
-
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
@@ -67,7 +64,7 @@ logger = logging.getLogger("dflockd.client")
 class Task:
     """A flow that the reactor drives, and what it waits for. Its fields are the reactor's."""
 
-    __slots__ = ("ended", "flow", "listening", "order", "over", "reactor", "registered")
+    __slots__ = ("ended", "flow", "listening", "order", "reactor", "registered")
 
     def __init__(self, reactor: Reactor, flow: Flow[Any]) -> None:
         self.reactor = reactor
@@ -77,8 +74,6 @@ class Task:
         self.registered: tuple[Connection, int] | None = None
         """The connection and the events that the selector knows."""
         self.listening: tuple[Signal, Callable[[], object]] | None = None
-        self.over: object = False
-        """What it is resumed with when its time is over."""
         self.ended = False
 
     def is_gone(self) -> bool:
@@ -123,7 +118,6 @@ class Reactor:
         self._is_closed = False
         self._selector: selectors.BaseSelector
         self._pipe: _Pipe | None = None
-        self.resolver = Resolver()
 
     # What others call, from any thread.
 
@@ -176,7 +170,7 @@ class Reactor:
 
     def resume(self, task: Task) -> None:
         """Let a flow go on as if its time was over; in the reactor's thread, at a step that has one."""
-        self._step(task, task.over)
+        self._step(task, False)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the reactor's thread; it must not wait."""
@@ -331,7 +325,7 @@ class Reactor:
             _, order, due = heapq.heappop(self._due)
             if isinstance(due, Task):
                 if order == due.order:
-                    self._step(due, due.over)
+                    self._step(due, False)
             elif (lease := due()) is not None:
                 self._look_at(lease)
                 del lease
@@ -413,7 +407,6 @@ class Reactor:
         self._unregister(task)
 
     def _wait(self, task: Task, wait: Awaited) -> None:
-        task.over = False
         if isinstance(wait, Connection):
             wait = Ready(wait, False, clock.now() + wait.left)
         if isinstance(wait, Ready):
@@ -426,14 +419,9 @@ class Reactor:
             self._schedule(task, clock.now() + wait.seconds)
             return
         self._schedule(task, wait.until)
-        answer = self._answer(task)
-        if isinstance(wait, Hear):
-            listener = partial(answer, True)
-            task.listening = wait.signal, listener
-            wait.signal.listen(listener)
-        else:
-            task.over = TimeoutError("the name was not looked up in time")
-            self.resolver.resolve(wait, answer)
+        listener = partial(self._answer(task), True)
+        task.listening = wait.signal, listener
+        wait.signal.listen(listener)
 
     def _answer(self, task: Task) -> Callable[[object], None]:
         """Return what resumes a task from any thread, unless its time is over before."""
@@ -504,50 +492,3 @@ class _Pipe:
                 sock.close()
 
     forget_after_fork = close
-
-
-class Resolver:
-    """Looks up names, which takes threads of their own: nobody can do it without waiting.
-
-    Who asks for the same host and port at the same time shares one look-up. One that does not answer
-    holds up nobody who asks for another host, nor for long who asks for the same. From any thread, and
-    without a lock.
-    """
-
-    def __init__(self) -> None:
-        self._under_way: dict[tuple[str, int], _LookUp] = {}
-
-    def resolve(self, name: Resolve, found: Callable[[object], object]) -> None:
-        """Have it looked up, and `found` called in another thread with what `getaddrinfo` brings."""
-        where, now = (name.host, name.port), clock.now()
-        look_up = self._under_way.get(where)
-        if (
-            look_up is None
-            or look_up.fired
-            or not look_up.began <= now < look_up.began + SHARED_FOR
-        ):
-            look_up = _LookUp(now)
-            _thread.start_new_thread(self._run, (where, look_up))
-            # Not before: if this is interrupted, nobody waits for a thread that never began.
-            self._under_way[where] = look_up
-        look_up.listen(lambda: found(look_up.outcome))
-
-    def _run(self, where: tuple[str, int], look_up: _LookUp) -> None:
-        try:
-            look_up.outcome = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
-        except Exception as exc:
-            look_up.outcome = exc
-        look_up.fire()
-        if self._under_way.get(where) is look_up:
-            self._under_way.pop(where, None)
-
-
-class _LookUp(Signal):
-    """A name that is being looked up."""
-
-    __slots__ = ("began", "outcome")
-
-    def __init__(self, began: float) -> None:
-        super().__init__()
-        self.began = began
-        self.outcome: object = None

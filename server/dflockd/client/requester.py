@@ -11,7 +11,16 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock, operations
 from dflockd.client.connection import Connection, Route
-from dflockd.client.conversation import SILENCE, LookAgain, UnderWay, ask, asker, connect, talk
+from dflockd.client.conversation import (
+    SILENCE,
+    Heard,
+    LookAgain,
+    UnderWay,
+    ask,
+    asker,
+    connect,
+    talk,
+)
 from dflockd.client.flow import Flow, Hear, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, Operation, Progress, Target
@@ -222,15 +231,26 @@ class Requester:
     # What is about a lock that is held.
 
     def _tell(
-        self, operation: Tell[R], link: Connection | None, timeout: float
+        self,
+        operation: Tell[R],
+        link: Connection | None,
+        timeout: float,
+        under_way: tuple[float, Heard] | None = None,
     ) -> Flow[tuple[R, Connection]]:
         """End a hold on its connection; if that breaks or its server says nothing, on a new one.
 
         `telling` is then the connection, as long as the caller stands on it. What was sent on the first
         may still be read, before its end: it leaves the hold no connection's, or frees it. So neither
         that end nor the order in which a server reads from the two changes anything.
+
+        Args:
+            operation: ends it.
+            link: its connection, if there is one.
+            timeout: seconds.
+            under_way: when that was asked already, and what has come since.
         """
-        until = clock.now() + timeout
+        began = clock.now() if under_way is None else under_way[0]
+        until = began + timeout
         self.telling = stood_on = link
 
         def attempt(server: Address, _: float | None) -> Flow[tuple[R, Connection]]:
@@ -239,12 +259,14 @@ class Requester:
                 if link is not None:
                     link.close()
                 self.telling = link = yield from connect(route, self._open_until(until))
-            is_new, now = link is not stood_on, clock.now()
-            patience = until - now if is_new else min(SILENCE, (until - now) / 2)
+            is_new, begun = link is not stood_on, None
             telling = operation(self._knowing(link), is_new)
-            return (yield from talk(link, telling, now + patience)), link
+            if not is_new and under_way is not None:
+                begun = next(telling), *under_way
+            limit = until if is_new else min(began + SILENCE, (began + until) / 2)
+            return (yield from talk(link, telling, limit, under_way=begun)), link
 
-        return follow(self._pursuit(timeout, link), attempt)
+        return follow(self._pursuit(until - clock.now(), link), attempt)
 
     @property
     def _name(self) -> str:

@@ -21,7 +21,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
@@ -74,6 +74,8 @@ BUSY = 0.001
 
 BUSY_AT_MOST = 1.0
 """Seconds after which that connection is done without: its thread stands still for some reason."""
+
+R = TypeVar("R")
 
 logger = logging.getLogger("dflockd.client")
 
@@ -286,20 +288,37 @@ class Session(Requester):
 
     # Flows that begin something.
 
-    def _go_on(
+    def _begun(
         self,
         claim: object,
-        begin: Begin[Grant | None],
+        begin: Begin[R],
         timeout: float | None,
-        link: Connection,
-        reply: Heard,
-    ) -> Flow[Grant | None]:
-        """Go on with what `ask` has begun."""
-        if self._owner.get("by") is not claim:
-            raise self._cancelled()
-        until = operations.give_up_at(timeout, link.asked_at)
-        under_way = self.asked, link.asked_at, reply
-        return self._ask(begin, timeout, until, None, link, under_way)
+        asked: Connection | None = None,
+        reply: Heard = None,
+        progress: Progress | None = None,
+    ) -> Flow[R]:
+        """Begin something, or go on with what `ask` has begun. For the arguments see `acquire`."""
+        if progress is not None:
+            begin = _with_progress(begin, progress)
+        if asked is None:
+            self._take_possession(claim)
+            flow = self._begin(begin, timeout)
+        else:
+            if self._owner.get("by") is not claim:
+                raise self._cancelled()
+            until = operations.give_up_at(timeout, asked.asked_at)
+            under_way = self.asked, asked.asked_at, reply
+            flow = self._ask(begin, timeout, until, None, asked, under_way)
+        self.ticket = None
+        return self._in_order(claim, flow)
+
+    def _in_order(self, claim: object, flow: Flow[R]) -> Flow[R]:
+        """Be free after a refusal that leaves the connection as good as before."""
+        try:
+            return (yield from flow)
+        except errors.IN_ORDER:
+            self._settle(None, claim)
+            raise
 
     def acquire(
         self,
@@ -318,18 +337,8 @@ class Session(Requester):
             reply: ... and what has come since.
             progress: of who takes up a position, or is to keep one.
         """
-        begin = partial(_with_progress, operations.acquire, progress)
-        if asked is None:
-            self._take_possession(claim)
-            begun = self._begin(begin, timeout)
-        else:
-            begun = self._go_on(claim, begin, timeout, asked, reply)
-        self.ticket = None
-        try:
-            grant = yield from begun
-        except errors.IN_ORDER:
-            self._settle(None, claim)  # the server has answered in order
-            raise
+        begun = self._begun(claim, operations.acquire, timeout, asked, reply, progress)
+        grant = yield from begun
         if progress is not None:
             self.ticket = progress.kept.decode() or None
         return self._settle(grant, claim)
@@ -343,18 +352,8 @@ class Session(Requester):
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
-        begin = partial(_with_progress, operations.line_up_for, progress)
-        if asked is None:
-            self._take_possession(claim)
-            begun = self._begin(begin, timeout)
-        else:
-            begun = self._go_on(claim, begin, timeout, asked, reply)
-        self.ticket = None
-        try:
-            grant = yield from begun
-        except errors.IN_ORDER:
-            self._settle(None, claim)
-            raise
+        begun = self._begun(claim, operations.line_up_for, timeout, asked, reply, progress)
+        grant = yield from begun
         if grant is not None:
             return self._settle(grant, claim)
         self._line_up(self._own(claim))
@@ -376,11 +375,8 @@ class Session(Requester):
             raise self._not_enqueued()
         self.asking.guard = None
         owner = self._owner.get("by")
-        try:
-            grant = yield from self._wait_on(self.asking, timeout, progress)
-        except errors.IN_ORDER:
-            self._settle(None, owner)  # its process has asked again on another connection
-            raise
+        # Its process may have asked again on another connection: then nothing is left here.
+        grant = yield from self._in_order(owner, self._wait_on(self.asking, timeout, progress))
         self.ticket = progress.kept.decode() or None
         return self._settle(grant, owner)
 
@@ -396,13 +392,11 @@ class Session(Requester):
 
     def adopt(self, claim: object, token: bytes) -> Flow[bool]:
         """Take over a hold by its token; ``False`` if it is no more."""
-        self._take_possession(claim)
 
         def begin(target: Target, _: float | None) -> Operation[Grant | None]:
             return operations.confirm(target, token, target.lease)
 
-        grant = yield from self._begin(begin, ANSWER_PATIENCE)
-        return self._settle(grant, claim)
+        return self._settle((yield from self._begun(claim, begin, ANSWER_PATIENCE)), claim)
 
     @property
     def asked_first(self) -> Address:
@@ -430,14 +424,9 @@ class Session(Requester):
         """
 
         def begin(target: Target, _: float | None) -> Operation[bytes | None]:
-            return operations.line_up(target._replace(progress=progress), turn)
+            return operations.line_up(target, turn)
 
-        self._take_possession(claim)
-        try:
-            ticket = yield from self._begin(begin, 0)
-        except errors.IN_ORDER:
-            self._settle(None, claim)
-            raise
+        ticket = yield from self._begun(claim, begin, 0, progress=progress)
         self._line_up(self._own(claim))
         self._end_request()
         return ticket
@@ -548,7 +537,7 @@ class Session(Requester):
         lease = self.lease
         if lease is None or not lease.is_ours:
             return None
-        link = yield from self._taken(lease, None)
+        link = yield from self._taken(lease)
         if link is None:
             return None
         if not lease.end(claim):
@@ -600,23 +589,13 @@ class Session(Requester):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        link, released = lease.take() if asked is None else asked, None
+        link = lease.take() if asked is None else asked
+        under_way = None if asked is None else (asked.asked_at, reply)
+        patience = min(lease.left, RELEASE_PATIENCE)
         try:
-            if link is not None and not link.closed and self.shards is None:
-                self.telling = link
-                began = clock.now() if asked is None else asked.asked_at
-                until = began + RELEASE_PATIENCE
-                try:
-                    giving, under_way = give(self._knowing(link), lease.token), None
-                    if asked is not None:
-                        under_way = next(giving), link.asked_at, reply
-                    released = yield from talk(link, giving, until, under_way=under_way)
-                except errors.UnreachableError as exc:
-                    if isinstance(exc.__cause__, TimeoutError):
-                        raise
-            if released is None:
-                # It broke: the server may wait for a renewal, all the lease long. Say that none comes.
-                released, link = yield from self._give_back(lease, claim, link, give)
+            released, link = yield from self._tell(
+                lambda target, _: give(target, lease.token), link, patience, under_way
+            )
         except errors.RemoteError as exc:
             released = False
             level = outage.level(self.server)
@@ -713,41 +692,22 @@ class Session(Requester):
                 link.close()
             raise self._cancelled()
 
-    def _taken(self, lease: Lease, claim: object | None) -> Flow[Connection | None]:
+    def _taken(self, lease: Lease) -> Flow[Connection | None]:
         """Take the connection of a lease; ``None`` if it is over, or has none.
 
-        Args:
-            lease: it.
-            claim: of who has ended it, and is not kept waiting while the reactor looks for another
-                connection; ``None`` for others, who wait for that. To give it up halfway would be to
-                end a connection that the hold may have just come to belong to.
+        Who waits for a rescue waits to its end: to give that up halfway would be to end a connection
+        that the hold may have just come to belong to.
         """
         began = clock.now()
         while (link := lease.take()) is None:
-            if lease.is_over and (claim is None or not lease.is_ended_by(claim)):
+            if lease.is_over or lease.state == LOST:
                 return None
-            if lease.is_away:
-                if claim is not None:
-                    return None
-            elif lease.link.closed or clock.now() - began > BUSY_AT_MOST:
-                return None
-            if lease.state == LOST:
+            if not lease.is_away and (lease.link.closed or clock.now() - began > BUSY_AT_MOST):
                 return None
             if self._home().reactor.cannot_be_awaited():
                 return None
             yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link
-
-    def _give_back(
-        self, lease: Lease, claim: object, link: Connection | None, give: Give
-    ) -> Flow[tuple[bool, Connection]]:
-        """Release a lease wherever its server can be reached, if its connection is of no use."""
-        if link is None:
-            link = yield from self._taken(lease, claim)
-        elif link.closed:
-            link = None
-        patience = RELEASE_PATIENCE if self.shards is None else min(lease.left, RELEASE_PATIENCE)
-        return (yield from self._tell(lambda target, _: give(target, lease.token), link, patience))
 
     # Small things.
 
@@ -766,7 +726,5 @@ class Session(Requester):
         )
 
 
-def _with_progress(
-    begin: Begin[Grant | None], progress: Progress | None, target: Target, timeout: float | None
-) -> Operation[Grant | None]:
-    return begin(target if progress is None else target._replace(progress=progress), timeout)
+def _with_progress(begin: Begin[R], progress: Progress) -> Begin[R]:
+    return lambda target, timeout: begin(target._replace(progress=progress), timeout)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,10 +22,10 @@ import pytest
 from dflockd import client as async_client
 from dflockd import errors, sync_client
 from dflockd.address import Address
-from dflockd.client import aio, blocking, clock, operations, process, requester
+from dflockd.client import aio, blocking, clock, operations, requester, resolver
 from dflockd.client.connection import Route
 from dflockd.client.conversation import connect, talk
-from dflockd.client.flow import Flow, Resolve
+from dflockd.client.flow import Flow
 from dflockd.client.session import RELEASE_PATIENCE
 from tests.dflockd.client.silence import KEY, TOO_LONG, is_not_answered
 from tests.dflockd.client_support import Calls, Client, soon, stats, until
@@ -287,9 +287,9 @@ def test_a_look_up_that_hangs_holds_up_nobody_else(
         assert time.monotonic() - began < 30, "as long as its resolver"
         # The reactor looks names up as well: behind one that hangs it would wait.
         answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-        resolve = process.current().reactor.resolver.resolve
         for host in ("hangs.example", "other.example"):
-            resolve(Resolve(host, port, math.inf), answers.put)
+            looking = resolver.look_up(host, port)
+            looking.listen(partial(lambda looking: answers.put(looking.outcome), looking))
         assert isinstance(answers.get(timeout=10), list)
         other = sync_client.DistributedLock("k", 0, servers=[f"other.example:{port}"])
         assert other.acquire()

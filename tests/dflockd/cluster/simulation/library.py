@@ -72,7 +72,7 @@ def in_the_simulation(world: World) -> Iterator[None]:
             (clock, "now", in_this_thread(lambda: world.acting.now, clock.now)),
             (leases, "_chance", world.random),
             (connection, "socket", _socket_module(world)),
-            (connection, "_known_by_number", in_this_thread(lambda *_: [], _known_by_number)),
+            (connection, "_known_by_number", in_this_thread(_found, _known_by_number)),
             (operations, "acquire", rules.acquires),
             *([] if rules.looks else [(Pursuit, "glance", look_away)]),
             *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
@@ -80,6 +80,10 @@ def in_the_simulation(world: World) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
+
+
+def _found(host: str, port: int) -> Any:
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, (host, port))]
 
 
 def _socket_module(world: World) -> SimpleNamespace:
