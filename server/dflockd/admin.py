@@ -17,13 +17,10 @@ from dflockd.client.pool import Pool
 from dflockd.client.routing import Pursuit, ShardMap
 from dflockd.wire import (
     Ping,
-    Report,
     Space,
-    Stats,
     Status,
     encode_request,
     parse_done,
-    parse_report,
 )
 from dflockd.wire import notes as wire_notes
 
@@ -269,11 +266,7 @@ def _space(semaphore: bool) -> Space:
 
 
 def _stats(server: str) -> Operation[dict[str, Any]]:
-    answer = yield Exchange(encode_request(Stats()), REPLY_PATIENCE)
-    reply, target = parse_report(answer.line), operations.about_server(server)
-    if not isinstance(reply, Report):
-        raise operations.refused(reply, target)
-    return operations.read_report(reply, target)
+    return operations.stats(operations.about_server(server))
 
 
 def _find(server: str, text: str, waiters: bool, notes: bool) -> Operation[dict[str, Any]]:

@@ -33,6 +33,7 @@ ANSWER_PATIENCE = 5.0
 """Seconds for servers to answer what is no waiting for a lock: a shard may be on its way."""
 
 R = TypeVar("R")
+E = TypeVar("E", bound=errors.DflockdError)
 
 Begin: TypeAlias = Callable[[Target, float | None], Operation[R]]
 
@@ -300,8 +301,11 @@ class Requester:
         return Pursuit(self.shards, self.target.key, until, asks, first=first, pause=pause)
 
     def _cancelled(self) -> errors.AcquireCancelledError:
+        name, server = self._name, self.target.server
         return errors.AcquireCancelledError(
-            f"waiting for lock {self._name!r} on {self.target.server} was cancelled",
-            key=self._name,
-            server=self.target.server,
+            f"waiting for lock {name!r} on {server} was cancelled", key=name, server=server
         )
+
+    def _error(self, kind: type[E], text: str) -> E:
+        name = self._name
+        return kind(f"lock {name!r}{text}", key=name, server=self.target.server)

@@ -507,12 +507,8 @@ class Session(Requester):
             return False
         reactor = self._home().reactor
         if reactor.cannot_be_awaited():
-            raise errors.LocalError(
-                f"lock {self._name!r} cannot be renewed here: this thread renews all locks, and "
-                "would wait for itself",
-                key=self._name,
-                server=self.target.server,
-            )
+            why = "this thread renews all locks, and would wait for itself"
+            raise self._error(errors.LocalError, f" cannot be renewed here: {why}")
         renewal = Renewal(seconds)
         lease.ask(renewal)
         reactor.renew(lease)
@@ -537,7 +533,7 @@ class Session(Requester):
         lease = self.lease
         if lease is None or not lease.is_ours:
             return None
-        link = yield from self._taken(lease)
+        link = yield from self._taken(lease, None)
         if link is None:
             return None
         if not lease.end(claim):
@@ -589,7 +585,8 @@ class Session(Requester):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        link = lease.take() if asked is None else asked
+        # Somebody may have been told of a renewal while the reactor is still at it.
+        link = (yield from self._taken(lease, claim)) if asked is None else asked
         under_way = None if asked is None else (asked.asked_at, reply)
         patience = min(lease.left, RELEASE_PATIENCE)
         try:
@@ -631,11 +628,9 @@ class Session(Requester):
             return
         lease = self.lease
         if lease is None or lease.state != LOST or not lease.forget(claim):
-            raise errors.AlreadyHeldError(
-                f"lock {self._name!r} is already held or waited for by this object: "
-                "release it first, or make another object",
-                key=self._name,
-                server=self.target.server,
+            remedy = "release it first, or make another object"
+            raise self._error(
+                errors.AlreadyHeldError, f" is already held or waited for by this object: {remedy}"
             )
         self._owner["by"] = claim
         lease.lose(UNRENEWED)
@@ -692,17 +687,23 @@ class Session(Requester):
                 link.close()
             raise self._cancelled()
 
-    def _taken(self, lease: Lease) -> Flow[Connection | None]:
+    def _taken(self, lease: Lease, claim: object | None) -> Flow[Connection | None]:
         """Take the connection of a lease; ``None`` if it is over, or has none.
 
-        Who waits for a rescue waits to its end: to give that up halfway would be to end a connection
-        that the hold may have just come to belong to.
+        Args:
+            lease: it.
+            claim: of who has ended it, and is not kept waiting while the reactor looks for another
+                connection; ``None`` for others, who wait for that. To give it up halfway would be to
+                end a connection that the hold may have just come to belong to.
         """
         began = clock.now()
         while (link := lease.take()) is None:
-            if lease.is_over or lease.state == LOST:
+            if lease.state == LOST or (lease.is_over and not lease.is_ended_by(claim)):
                 return None
-            if not lease.is_away and (lease.link.closed or clock.now() - began > BUSY_AT_MOST):
+            if lease.is_away:
+                if claim is not None:
+                    return None
+            elif lease.link.closed or clock.now() - began > BUSY_AT_MOST:
                 return None
             if self._home().reactor.cannot_be_awaited():
                 return None
@@ -712,18 +713,11 @@ class Session(Requester):
     # Small things.
 
     def _not_enqueued(self) -> errors.NotEnqueuedError:
-        return errors.NotEnqueuedError(
-            f"lock {self._name!r}: wait() needs a position in the queue: call enqueue() first",
-            key=self._name,
-            server=self.target.server,
-        )
+        text = ": wait() needs a position in the queue: call enqueue() first"
+        return self._error(errors.NotEnqueuedError, text)
 
     def _lost_error(self, what: str) -> errors.LockLostError:
-        return errors.LockLostError(
-            f"lock {self._name!r} on {self.target.server} {what}",
-            key=self._name,
-            server=self.target.server,
-        )
+        return self._error(errors.LockLostError, f" on {self.target.server} {what}")
 
 
 def _with_progress(begin: Begin[R], progress: Progress) -> Begin[R]:
