@@ -20,7 +20,7 @@ from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Exchange, Progress, Target
 from dflockd.client.rated import RatedSession
 from dflockd.client.routing import shard_map
-from dflockd.client.session import Ending, Session
+from dflockd.client.session import Ending, LockSession
 from dflockd.rates import RateLike, parse_rate
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import UNLIMITED, Space
@@ -207,7 +207,7 @@ class LockBase:
             target: what is asked for, and who asks.
             route: to the server.
             on_lost: as given.
-            beginnings: see `dflockd.client.session.Session`.
+            beginnings: see `dflockd.client.session.LockSession`.
         """
         shards = None
         if sort.seeds is not None:
@@ -215,7 +215,7 @@ class LockBase:
         self.key = key
         self.acquire_timeout_s = sort.timeout
         self.lease_ttl_s = target.lease
-        self._session: Session = Session(
+        self._session: LockSession = LockSession(
             target,
             route,
             sort.renew_ratio,

@@ -130,7 +130,7 @@ class Plan:
         self.route = route
         """The way to the server without TLS; in a cluster, to begin with."""
         self.beginnings: dict[Any, Exchange] = {}
-        """See `dflockd.client.session.Session`."""
+        """See `dflockd.client.session.LockSession`."""
 
 
 def make(space: Space, key: str, *others: Any) -> Plan:

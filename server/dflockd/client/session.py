@@ -86,10 +86,10 @@ Give: TypeAlias = Callable[[Target, bytes], Operation[bool]]
 
 Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
 """The claim of a call that is to end what there is when it begins: a lease, or a position by its
-`Session.waiter`. It is made without any call, so that nothing comes between."""
+`LockSession.waiter`. It is made without any call, so that nothing comes between."""
 
 
-class Session(Requester):
+class LockSession(Requester):
     """One lock object's dealings with servers.
 
     Its flows are driven by the caller. After any exception, whatever it is, the caller of a flow that

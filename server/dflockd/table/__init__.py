@@ -11,7 +11,7 @@ from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import Newest, NewestRecord
-from dflockd.table.queue import Reservation
+from dflockd.table.queue import ReservedPosition
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
 from dflockd.table.state import (
@@ -42,7 +42,7 @@ __all__ = [
     "NewestRecord",
     "Partition",
     "Peer",
-    "Reservation",
+    "ReservedPosition",
     "ShardTable",
     "Snapshot",
     "TokenIssuer",

@@ -21,7 +21,7 @@ MOST_SILENT = 30
 """So many turns in a row are counted that a process has let run out."""
 
 
-class Reservation(NamedTuple):
+class ReservedPosition(NamedTuple):
     """That somebody who waits is away, and what is done until they are back."""
 
     due: float
@@ -50,7 +50,7 @@ class Position(Timed):
     """To which group they belong."""
     is_rated: bool
     """Whether its run is to count for the rate of the key."""
-    reservation: Reservation | None
+    reservation: ReservedPosition | None
     """What is done for it while it is away."""
 
     @property

@@ -9,7 +9,7 @@ from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.newest import Newest
-from dflockd.table.queue import Position, Queue, Reservation
+from dflockd.table.queue import Position, Queue, ReservedPosition
 from dflockd.table.rates import PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
@@ -332,7 +332,7 @@ class Waiter(Position):
         """What its position can be taken up with, once it has got one."""
         self.reserve: Reserve | None = None
         """The reservation of its position if the wait for it ends."""
-        self.reservation: Reservation | None = None
+        self.reservation: ReservedPosition | None = None
         """What is done for it while it is away..."""
         self.maker: Peer | None = None
         """... by the connection that left it."""

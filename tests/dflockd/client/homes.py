@@ -12,7 +12,7 @@ from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
 from dflockd.client.release import release_later, take_back
 from dflockd.client.renewal import keep
-from dflockd.client.session import Session
+from dflockd.client.session import LockSession
 
 if TYPE_CHECKING:
     from tests.dflockd.client.stage import Stage
@@ -29,7 +29,7 @@ class Task:
         home: Home,
         flow: Flow[Any],
         *,
-        session: Session | None = None,
+        session: LockSession | None = None,
         done: Callable[[object, BaseException | None], object] | None = None,
     ) -> None:
         self.home = home
@@ -254,7 +254,7 @@ class Home:
         return task
 
 
-class WatchedSession(Session):
+class WatchedSession(LockSession):
     """A session whose every change of state is seen."""
 
     stage: Stage

@@ -1,6 +1,6 @@
 """A small world for sessions: simulated time, links that break, processes, and a look at all of it.
 
-What runs is real: `Session`, `Lease`, `renewal`, the pool, and what is said on connections.
+What runs is real: `LockSession`, `Lease`, `renewal`, the pool, and what is said on connections.
 Simulated are the clock, the sockets below, and the reactor's thread, whose flows are tasks here like
 those of the owners. All that happens is an event in one heap, so that a run is its seed.
 """
@@ -21,7 +21,7 @@ from dflockd.client import clock, connection, conversation, lease, routing, sess
 from dflockd.client.connection import Connection, Route
 from dflockd.client.flow import Pause
 from dflockd.client.lease import Lease
-from dflockd.client.session import TRANSITIONS, Session
+from dflockd.client.session import TRANSITIONS, LockSession
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -338,7 +338,7 @@ class Stage:
         self.wrong("held is certain", f"the service has ended it ({ended.why}; {told})")
 
 
-def standing_on(session: Session) -> list[Connection]:
+def standing_on(session: LockSession) -> list[Connection]:
     """Return the links that are attributes of a session."""
     found = [session.asking, session.queued, session.telling]
     if session.lease is not None and not session.lease.is_over:

@@ -22,7 +22,7 @@ from dflockd.client.connection import Connection
 from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
 from dflockd.client.pool import Pool
-from dflockd.client.session import TRANSITIONS, Session
+from dflockd.client.session import TRANSITIONS, LockSession
 from tests.dflockd.client.plays import play
 from tests.dflockd.client.stage import START, Stage
 from tests.dflockd.client.weather import BrokenRuleError, some_weather
@@ -166,13 +166,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("check() believes what is in doubt", "held is certain")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session.check
+    real = LockSession.check
 
     def check(self: Any) -> Any:
         if self.state != "doubtful":
             yield from real(self)
 
-    patch.setattr(Session, "check", check)
+    patch.setattr(LockSession, "check", check)
 
 
 @planted("a lease that was released is told as lost", "told of a loss once")
@@ -215,14 +215,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
         self._forks = forks.count
         self._owner["by"] = claim
 
-    patch.setattr(Session, "_take_possession", take)
+    patch.setattr(LockSession, "_take_possession", take)
 
 
 @planted(
     "the connection of a request is known to its flow alone", "an attribute before bytes go out"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._talk
+    real = LockSession._talk
 
     def talk(self: Any, link: Any, *arguments: Any) -> Any:
         self.asking = None
@@ -231,7 +231,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         finally:
             self.asking = link
 
-    patch.setattr(Session, "_talk", talk)
+    patch.setattr(LockSession, "_talk", talk)
 
 
 @planted(
@@ -255,7 +255,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a connection is given back, and kept", "every link closed or given back once")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._settle
+    real = LockSession._settle
 
     def settle(self: Any, grant: Any, claim: object) -> bool:
         link = self.asking
@@ -264,12 +264,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self._home().pool.give(link)
         return settled
 
-    patch.setattr(Session, "_settle", settle)
+    patch.setattr(LockSession, "_settle", settle)
 
 
 @planted("a release goes to the connection that has broken", "step after close")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._tell
+    real = LockSession._tell
 
     def tell(self: Any, operation: Any, link: Any, *others: Any) -> Any:
         lease = self.lease
@@ -278,7 +278,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
             yield from conversation.talk(lease.link, operation(self.target, False))
         return (yield from real(self, operation, link, *others))
 
-    patch.setattr(Session, "_tell", tell)
+    patch.setattr(LockSession, "_tell", tell)
 
 
 @planted("nobody asks for the connection", "every link closed or given back once")
@@ -289,7 +289,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a lock that is released is lost for a moment", "only the transitions of the table")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._be_free
+    real = LockSession._be_free
 
     def be_free(self: Any) -> None:
         if self.lease is not None:
@@ -297,12 +297,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self.stage.observe(self)
         real(self)
 
-    patch.setattr(Session, "_be_free", be_free)
+    patch.setattr(LockSession, "_be_free", be_free)
 
 
 @planted("no answer means that somebody else has it", "False is what a server has said")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._begin
+    real = LockSession._begin
 
     def begin(self: Any, begin: Any, timeout: Any) -> Any:
         try:
@@ -312,7 +312,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 raise
             return None
 
-    patch.setattr(Session, "_begin", begin)
+    patch.setattr(LockSession, "_begin", begin)
 
 
 @planted("a server may take its time", "a time is kept")
@@ -327,7 +327,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("who is interrupted lets go of nothing", "who fails leaves nothing behind")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "let_go", lambda self, claim: None)
+    patch.setattr(LockSession, "let_go", lambda self, claim: None)
 
 
 @planted("nobody notices that what is held is forgotten", "a forgotten session lets go")
@@ -340,7 +340,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def line_up(self: Any, link: Any) -> None:
         self.queued, self.waiter = link, {}
 
-    patch.setattr(Session, "_line_up", line_up)
+    patch.setattr(LockSession, "_line_up", line_up)
 
 
 @planted("an error keeps a forgotten session alive", "a forgotten session lets go")

@@ -25,7 +25,7 @@ from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
 from dflockd.client.routing import Pursuit, ShardMap
-from dflockd.client.session import Session
+from dflockd.client.session import LockSession
 from dflockd.wire import (
     Reply,
     Status,
@@ -108,7 +108,7 @@ class LibraryClient(Client):
         self.pool = Pool()
         self.sockets: dict[Connection, Socket] = {}
         self._tasks: list[Task] = []
-        self._session: Session | None = None
+        self._session: LockSession | None = None
         self._believed = (b"", 0.0)
         self._was_told = False
         self._wrong = ""
@@ -223,7 +223,7 @@ class LibraryClient(Client):
     def use(
         self, take: Callable[..., Life], key: Key, timeout: float, lease: int, hold: float
     ) -> Life:
-        session: Session | None = yield from take(key, timeout, lease)
+        session: LockSession | None = yield from take(key, timeout, lease)
         if session is None:
             return False
         rng, until = self.world.random, self.now + hold
@@ -241,7 +241,7 @@ class LibraryClient(Client):
         self._session = None
         return True
 
-    def _act(self, session: Session) -> Life:
+    def _act(self, session: LockSession) -> Life:
         """Do what the holder of a lock may do meanwhile."""
         if self.world.random.random() < 0.5:
             try:
@@ -264,7 +264,7 @@ class LibraryClient(Client):
         started, stops, world = self.clock.read(), self._stops, self.world
         self._was_told = False
         target = Target(*key, lease, str(self._map.seeds))
-        session = Session(target, self._route, 0.5, self._map, lambda: self, lambda: self._lost)
+        session = LockSession(target, self._route, 0.5, self._map, lambda: self, lambda: self._lost)
         self._session, claim, is_granted = session, object(), False
         try:
             is_granted = yield from self._let_go_if_it_fails(
@@ -289,7 +289,7 @@ class LibraryClient(Client):
         return None
 
     @staticmethod
-    def _let_go_if_it_fails(session: Session, claim: object, flow: Flow[Any]) -> Life:
+    def _let_go_if_it_fails(session: LockSession, claim: object, flow: Flow[Any]) -> Life:
         try:
             return (yield from flow)  # type: ignore[misc]
         except BaseException:
