@@ -203,14 +203,15 @@ class Locks(LocksBase[DistributedLock]):
                 remaining = _left(self.timeout, started)
         return None
 
-    def take_up(self, ticket: str, timeout: float, reserve: ReserveFunction) -> bool:
+    def take_up(self, ticket: str | None, timeout: float, reserve: ReserveFunction | None) -> bool:
         """Take the first key up where it was waited for; ``False`` if it is not free after all.
 
         For `reserve` and what is raised see `acquire`.
         """
         lock = self._locks[0]
         lock.acquire_timeout_s = timeout
-        self._taken_up = int(self._asked(self._resume, lock, ticket, reserve))
+        ask = self._resume if timeout else self._try_once
+        self._taken_up = int(self._asked(ask, lock, ticket, reserve))
         return bool(self._taken_up)
 
     @property

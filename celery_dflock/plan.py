@@ -19,7 +19,7 @@ from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
-from celery_dflock.outcome.types import HandOff, ItsTurn
+from celery_dflock.outcome.types import HandOff, ItsTurn, TimedOut
 
 RETRY_TIMEOUT = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
@@ -134,7 +134,7 @@ class Plan:
         handed = self.hand_off
         if (
             handed is not None
-            and isinstance(handed.came, ItsTurn)
+            and isinstance(handed.came, ItsTurn | TimedOut)
             and not isinstance(timeout, Unchosen)
         ):
             return max(0.0, timeout - handed.waited)

@@ -38,12 +38,10 @@ from celery_dflock.unique.run import Carried, carried
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
+from dflockd.sync_client import Reservation
 
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
-
-MOST_OVERTAKEN = 8
-"""So many times that others went first count for how long it waits there."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -176,7 +174,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
         case ItsTurn(ticket):
             return _take_up(plan, ticket, locks)
         case TimedOut(error, kept):
-            return _timed_out(locks, error.key, error.reason, kept)
+            return _try_after_all(plan, error, kept, locks)
         case refusal:
             return refusal
 
@@ -184,7 +182,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
 def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
     """Take up the position whose turn has come; the server reserves a slot for it for a moment."""
     said = short_reservation(plan.task, plan.options)
-    if ticket is None or not locks.take_up(ticket, _turn_timeout(plan), lambda: said):
+    if ticket is None or not locks.take_up(ticket, TURN_TIMEOUT, lambda: said):
         why = "its turn came, but others went first before it had a slot"
         return Overtaken(
             LockNotAcquiredError(plan.keys[0], why), Kept.of(locks.ticket, said.away_s)
@@ -192,16 +190,20 @@ def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
     return None
 
 
-def _turn_timeout(plan: Plan) -> float:
-    """Return how long a task still waits in its slot, ahead of all that came later.
+def _try_after_all(
+    plan: Plan, error: LockNotAcquiredError, kept: Kept | None, locks: Locks
+) -> TimedOut | None:
+    """Try once, now that there is a process.
 
-    The time grows each time others went first. Otherwise they always would: if their worker has a
-    slot at once, this one never has, and the tasks take longer than this waits. It never exceeds
-    the rest of the time in the consumer.
+    While it waited in the consumer the lock may have been free, and its worker had nobody to use it.
+    That is no conflict.
     """
-    seconds = float(TURN_TIMEOUT * 4 ** min(plan.header.overtaken, MOST_OVERTAKEN))
-    most = plan.options.queue_timeout
-    return seconds if most is None else max(TURN_TIMEOUT, min(seconds, most - plan.waited))
+    said = None if kept is None else Reservation(kept.pause, plan.options.requeue.hold or 0.0)
+    ticket, reserve = (None, None) if kept is None else (kept.ticket, lambda: said)
+    if locks.take_up(ticket, 0, reserve):
+        return None
+    kept = Kept.of(locks.ticket, None if said is None else said.away_s)
+    return _timed_out(locks, error.key, error.reason, kept)
 
 
 def _wait(plan: Plan, locks: Locks) -> Refusal | None:

@@ -165,10 +165,7 @@ def wait_in_consumer_again(plan: Plan, it: Overtaken) -> NoReturn:
     """
     ticket = None if it.kept is None else it.kept.ticket
     seconds = requeue.at_once(plan.task.app) if it.kept is None else it.kept.pause
-    overtaken = plan.header.overtaken + 1
-    header = requeue.without_counting(
-        plan, ticket, outage=0, waited=plan.waited, overtaken=overtaken
-    )
+    header = requeue.without_counting(plan, ticket, outage=0, waited=plan.waited)
     requeue.requeue(plan, seconds, header, it.error, plan.header.attempt)
 
 

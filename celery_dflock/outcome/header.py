@@ -26,7 +26,7 @@ FIRING = "dflock_firing"
 
 UNIQUE_FIELDS = ("key", "token", "until")
 
-NUMBERS = ("attempt", "since", "redelivery", "outage", "waited", "paused", "overtaken")
+NUMBERS = ("attempt", "since", "redelivery", "outage", "waited", "paused")
 """The fields of a `Header` that are numbers, and count for one retry of a task."""
 
 LARGEST = 1 << 53
@@ -53,7 +53,6 @@ class Header:
         outage: how often in a row no lock server could be asked.
         waited: seconds in the consumer, of a wait that has gone through the broker since.
         paused: since when the time does not count, because the latest attempt was no conflict.
-        overtaken: how often its turn had passed before it had a slot.
         was_redelivered: whether the broker had delivered an earlier attempt before, which has met no
             other run.
     """
@@ -69,7 +68,6 @@ class Header:
     outage: int = 0
     waited: float = 0.0
     paused: float | None = None
-    overtaken: int = 0
     was_redelivered: bool = False
 
     @classmethod

@@ -104,7 +104,7 @@ def send_again(plan: Plan, seconds: float, header: Header, error: LockError) -> 
         raise error
     while True:
         try:
-            _publish(plan, seconds, header)
+            publish(plan.task, plan.request, seconds, header)
         except OperationalError as exc:
             _wait_for_broker(plan, exc)
             if plan.task.acks_late:  # it may deliver by itself what was not acknowledged in time
@@ -113,15 +113,19 @@ def send_again(plan: Plan, seconds: float, header: Header, error: LockError) -> 
             return
 
 
-def _publish(plan: Plan, seconds: float, header: Header) -> None:
-    request = plan.request
-    plan.task.signature_from_request(
+def publish(task: Task, request: Context, seconds: float, header: Header) -> None:
+    """Publish a task once more; see `send_again`.
+
+    Raises:
+        OperationalError: the broker is away.
+    """
+    task.signature_from_request(
         request,
         retries=request.retries,
         countdown=seconds or None,
         headers=delivery.without_counts(header.write(request)),
         **_dropped(request),
-        **delivery.route_of(plan.task.app, request),
+        **delivery.route_of(task.app, request),
     ).apply_async()
 
 

@@ -38,7 +38,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """A conflict: somebody else has the lock, and had it for as long as the task could wait.
+    """A conflict: somebody else has the lock, and the task cannot wait any longer.
 
     Attributes:
         error: says so.

@@ -3,9 +3,10 @@
 The message stays unacknowledged, as one with an ETA does, and the prefetch count is raised by one, so
 that the worker keeps receiving others. The client has a pending acquire for the task.
 
-Nothing is granted here. When the turn of a task comes, the worker is told and gives the task to the
-pool with the ticket of its position. The process that runs the task shows the ticket and is the first
-to hold the lock. So each holder of a lock has a process to use it, and no holder waits for a process.
+Nothing is granted here, and no order is kept. While a process of the pool is free, the worker asks
+whose turn it is. The lock server names one, and the task goes to that process with the ticket of its
+position. The process shows the ticket and is the first to hold the lock. So each holder of a lock has
+a process to use it, and no holder waits for a process.
 
 All other outcomes are decided in that process too, where the task has its context: it is told that
 the turn did not come in time, that no server answered, or that another delivery of the message is
@@ -21,7 +22,6 @@ from functools import cache, partial
 from typing import Any
 
 from celery import bootsteps
-from celery.concurrency import solo
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.common import ignore_errors
@@ -32,12 +32,12 @@ from celery_dflock.look import Look, tell_waiting
 from celery_dflock.outcome.types import HANDED, prepare
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import unacknowledged
-from celery_dflock.worker.errands import Errands
+from celery_dflock.worker.errands import Errands, Job
 from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
 from celery_dflock.worker.shutdown import shutdown
-from celery_dflock.worker.turns import Turns
+from celery_dflock.worker.slots import slots_of
 from celery_dflock.worker.waiter import Waiter
 from dflockd import errors
 from dflockd.client.pending import PendingAcquires
@@ -45,18 +45,11 @@ from dflockd.client.pending import PendingAcquires
 LOOK_AROUND = 1.0
 """Seconds between looks at who was revoked, has expired or is late."""
 
-TOLD_MS = 1000
-"""Milliseconds for which a slot of the key is set aside for a task on its way to a process."""
+KEPT = 0.02
+"""Seconds for which a process that was waited for does nothing until somebody's turn is known."""
 
-NEXT_SLOT = 0.05
-"""Seconds for which a key may be idle for a task that has the next slot, while none is free yet.
-
-The slot of its predecessor may be about to become free: a task releases its lock before its process
-is free.
-"""
-
-TAKEN_UP = 0.1
-"""Seconds from a process's accepting a task to its having taken up the position, and some to spare."""
+IDLE, ASKED, QUEUED, HELD = "idle", "asked", "queued for a process", "has a process"
+"""What is done so that the next task has one; `ASKED` while one is free, or was."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -71,9 +64,11 @@ class ConsumerWait:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._pending = PendingAcquires()
-        self._turns: Turns[Waiter] = Turns()
+        self._next = IDLE
+        self._rounds = 0
+        """How often that has changed; what was planned before is out of date."""
         self._mutex = threading.Lock()
-        """Guards the turns and the outcomes of waiters where there is no event loop."""
+        """Guards the outcomes of waiters where there is no event loop."""
         self._waiters: dict[Waiter, None] = {}
         """In the order of their arrival: those who wait, and those on their way through the pool."""
         self._runs: dict[Hashable, Waiter] = {}
@@ -81,6 +76,7 @@ class ConsumerWait:
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
         self._inbox = Inbox(consumer)
+        self._slots, self._use = slots_of(consumer, self._post)
         self._prefetch = Prefetch(consumer)
         self._timer: Any = None
         self._has_started = False
@@ -122,6 +118,7 @@ class ConsumerWait:
     def start(self) -> None:
         """Begin with a connection to the broker."""
         self._inbox.start()
+        self._change(IDLE)
         self._prefetch.attach()
         if not self._has_started:
             self._has_started = True
@@ -210,7 +207,6 @@ class ConsumerWait:
                 waiter.timeout,
                 ticket=waiter.ticket,
                 reservation=waiter.reservation,
-                told_ms=TOLD_MS,
                 queued=partial(self._errands.run, partial(self._announce, waiter)),
                 told=partial(self._hear_turn, waiter),
                 ended=lambda error: post(partial(self._ended, waiter, error)),
@@ -220,6 +216,7 @@ class ConsumerWait:
         # A reserved task counts as work: for the autoscaler, and where prefetching is disabled.
         state.reserved_requests.discard(request)
         self._prefetch.raise_for(request)
+        post(self._find_next)
 
     def _announce(self, waiter: Waiter) -> None:
         """Say that it waits; on a thread for that."""
@@ -229,59 +226,37 @@ class ConsumerWait:
         )
         tell_waiting(task, request, lock.key, lock.group, cache(partial(Look.at, lock)))
 
-    def _hear_turn(self, waiter: Waiter) -> None:
-        """Its turn has come; on the client's thread."""
-        with self._mutex:
-            pending = waiter.pending
-        if isinstance(self._consumer.pool, solo.TaskPool) and state.active_requests:
-            # Nobody says who goes to the pool until the task that runs here has ended.
-            pending.pass_on()
-        self._inbox.post(partial(self._told, waiter))
-
-    def _told(self, waiter: Waiter) -> None:
-        """Its turn has come: have it go to the pool, or let others go first."""
-        with self._mutex:
-            if waiter.is_over or waiter.handed is not None:
-                return
-            ticket = None
-            if self._turns.told(waiter):
-                ticket = waiter.pending.hand_over()
-            else:
-                waiter.pending.pass_on()
-        if ticket is not None:
-            waiter.handed = waiter.hand_off(ticket)
-            # How many slots do nothing: a hint, on which no lock depends.
-            spare = self._consumer.pool.num_processes - len(state.reserved_requests)
-            if spare < 0:
-                waiter.pending.pass_on()
-            elif spare == 0:
-                self._after(NEXT_SLOT, self._pass_on, waiter)
-            self._send(waiter)
-
     def _ended(self, waiter: Waiter, error: errors.RemoteError | None) -> None:
         """Its wait is over without a turn."""
-        if not waiter.is_over and waiter.handed is None:
-            self._settle(waiter)
-            waiter.handed = waiter.verdict(error)
-            self._send(waiter)
+        if waiter.is_over or waiter.handed is not None:
+            return
+        if error is None and waiter.is_cut:
+            self._errands.run(partial(self._send_again, waiter))
+            return
+        waiter.handed = waiter.verdict(error)
+        self._send(waiter)
 
-    def _pass_on(self, waiter: Waiter) -> None:
-        """Let others go first while no process has taken it up."""
-        if not waiter.is_accepted and not waiter.is_over:
-            waiter.pending.pass_on()
+    def _send_again(self, waiter: Waiter) -> None:
+        """Have the broker deliver it anew, which would not wait much longer; on a thread for that.
 
-    def _accepted(self, waiter: Waiter) -> None:
-        """A process has taken the task up, and takes up its position now."""
-        if self._turns.has_followers(waiter):
-            self._after(TAKEN_UP, self._settle, waiter)
+        That is no turn and no attempt: its position is kept, and it waits on.
+        """
+        if waiter.is_over:
+            return
+        try:
+            waiter.send_again()
+        except Exception as exc:  # the broker is away: the next look may find it there
+            logger.warning("%r cannot be sent again yet: %r", waiter.request, exc)
+            waiter.is_to_be_sent = True
         else:
-            self._settle(waiter)
+            self._inbox.post(partial(self._acknowledge, waiter))
 
-    def _settle(self, waiter: Waiter) -> None:
-        """Call those back for whom there is room on the way to the pool."""
-        with self._mutex:
-            for each in self._turns.settle(waiter):
-                each.pending.come_back()
+    def _acknowledge(self, waiter: Waiter) -> None:
+        """It was sent again: this message has done what it was for."""
+        if not waiter.is_over:
+            self._drop(waiter)
+            state.requests.pop(waiter.request.id, None)
+            waiter.request.acknowledge()
 
     def _drop(self, waiter: Waiter) -> None:
         """It is over, however it ended."""
@@ -294,7 +269,6 @@ class ConsumerWait:
                 del self._runs[waiter.run]
             waiter.pending.leave()
         self._prefetch.lower_for(waiter.request)
-        self._settle(waiter)
 
     def _look_around(self) -> None:
         """Find those who will never run, those who are over, and those who are late."""
@@ -312,31 +286,100 @@ class ConsumerWait:
             self._send(waiter)  # it failed the first time
         elif waiter.request.revoked():
             self._drop(waiter)
-        elif waiter.is_late and self._turns.is_due(waiter):
-            waiter.pending.come_back()
+        elif waiter.is_to_be_sent:
+            waiter.is_to_be_sent = False
+            self._errands.run(partial(self._send_again, waiter))
         elif waiter.has_unique_to_prolong:
             self._errands.run(waiter.prolong_unique)
 
+    # Who is next.
+
+    def _find_next(self) -> None:
+        """See to it that the next task whose turn it is has a process, while somebody waits."""
+        if self._next != IDLE or self._timer is None:
+            return
+        if all(waiter.handed is not None for waiter in tuple(self._waiters)):
+            return
+        if self._slots.value > 0:
+            self._change(ASKED)
+            self._pending.ask()
+        else:
+            rounds = self._change(QUEUED)
+            self._slots.acquire(self._inbox.post, partial(self._have_process, rounds))
+
+    def _have_process(self, rounds: int) -> None:
+        """A process is free that was waited for: it does nothing until somebody's turn is known."""
+        if rounds != self._rounds:
+            self._slots.release()
+            return
+        rounds = self._change(HELD)
+        self._pending.ask()
+        job = partial(self._inbox.post, partial(self._let_go, rounds))
+        self._consumer.timer.call_after(KEPT, job)
+
+    def _let_go(self, rounds: int) -> None:
+        """It is nobody's turn: others may have the process."""
+        if rounds == self._rounds:
+            self._change(ASKED)
+            self._slots.release()
+
+    def _hear_turn(self, waiter: Waiter) -> None:
+        """Its turn has come; on the client's thread, for the worker's own may be in a task (solo)."""
+        if self._next != HELD and self._slots.value <= 0:
+            with self._mutex:
+                waiter.pending.pass_on()
+        self._inbox.post(partial(self._told, waiter))
+
+    def _told(self, waiter: Waiter) -> None:
+        """Its turn has come: have it go to a process, or let others go first."""
+        has_process = self._next == HELD
+        if not has_process and self._slots.value > 0:
+            has_process = True
+            self._slots.acquire(bool)  # at once
+        with self._mutex:
+            is_wanted = not waiter.is_over and waiter.handed is None
+        ticket = waiter.pending.hand_over() if has_process and is_wanted else None
+        self._change(IDLE)
+        try:
+            if ticket is not None:
+                waiter.handed = waiter.hand_off(ticket)
+                has_process = not self._send(waiter, self._use)
+            elif is_wanted:
+                waiter.pending.pass_on()
+        finally:
+            if has_process:
+                self._slots.release()
+            self._find_next()
+
+    def _post(self, job: Job) -> None:
+        self._inbox.post(job)
+
+    def _change(self, state: str) -> int:
+        self._next = state
+        self._rounds += 1
+        return self._rounds
+
     # The pool.
 
-    def _send(self, waiter: Waiter) -> None:
-        """Give a task to the pool, with what its process is to know."""
+    def _send(self, waiter: Waiter, begin: Callable[[Any], object] | None = None) -> bool:
+        """Give a task to the pool, with what its process is to know; say whether that was done."""
         request, handed = waiter.request, waiter.handed
         if waiter.is_over or waiter.is_in_pool or handed is None:
-            return
+            return False
         if request.revoked():
             self._drop(waiter)
-            return
+            return False
         request.request_dict[HANDED] = handed
         self._listen(waiter)
         self._prefetch.lower_for(request)
         state.task_reserved(request)
         waiter.is_in_pool = True
         try:
-            self._consumer.on_task_request(request)
+            (begin or self._consumer.on_task_request)(request)
         except Exception:
             waiter.is_in_pool = False
             raise
+        return True
 
     def _listen(self, waiter: Waiter) -> None:
         """Watch what happens to a request, through its own methods: the app chooses its class."""
@@ -349,7 +392,6 @@ class ConsumerWait:
 
         def accepted(*args: Any, **kwargs: Any) -> Any:
             waiter.is_accepted = True
-            post(partial(self._accepted, waiter))
             return on_accepted(*args, **kwargs)
 
         def over(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -359,10 +401,6 @@ class ConsumerWait:
         request.on_accepted = accepted
         request.on_success = partial(over, on_success)
         request.on_failure = partial(over, on_failure)
-
-    def _after(self, seconds: float, function: Callable[[Waiter], object], waiter: Waiter) -> None:
-        job = partial(function, waiter)
-        self._consumer.timer.call_after(seconds, partial(self._inbox.post, job))
 
 
 class Step(bootsteps.StartStopStep):

@@ -118,10 +118,14 @@ class Prefetch:
             self._tell(prefetch_count=self._told)
 
     def _add_ours(self, prefetch_count: int) -> None:
-        """Celery tells the broker its count: replaces its `QoS.callback`."""
-        self._celery = prefetch_count
-        self._told = prefetch_count if self._is_static else self._sum()
-        self._tell(prefetch_count=self._told)
+        """Celery tells the broker its count: replaces its `QoS.callback`.
+
+        Where that changes nothing, as after ``pool_grow``, the worker still receives as many as before.
+        """
+        if not self._is_static:
+            self._celery = prefetch_count
+            self._told = self._sum()
+        self._tell(prefetch_count=prefetch_count if self._is_static else self._told)
 
     def _sum(self) -> int:
         if not self._celery:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery.app.task import Context
@@ -13,7 +14,7 @@ from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.identity import Owner, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
-from celery_dflock.outcome.requeue import reservation, short_reservation
+from celery_dflock.outcome.requeue import chance, publish, reservation, short_reservation
 from celery_dflock.outcome.types import HandOff, ItsTurn, Kept, Redelivered, TimedOut, refusal_of
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.unique.run import Carried
@@ -21,6 +22,9 @@ from celery_dflock.worker import unacknowledged
 from dflockd import errors
 from dflockd.client.pending import PendingAcquire
 from dflockd.sync_client import DistributedLock, Reservation
+
+LEAST_SHARE = 0.6
+"""Of the time that the broker leaves, the least after which a wait is cut."""
 
 
 def _given(request_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -37,7 +41,6 @@ class Waiter:
         request: Celery's.
         owner: who asks.
         lock: what it waits for; of several keys the first in order. Never held here.
-        limit: how many may hold it at once.
         timeout: seconds to wait here, as far as the broker waits too; ``None`` for no end.
         ticket: of the position that was kept for it before, if one was.
         reservation: how its position is kept if its turn does not come in time.
@@ -46,6 +49,8 @@ class Waiter:
         is_in_pool: whether it has been given to the pool.
         is_accepted: whether a process has taken it up.
         is_over: whether nobody is to come back to it.
+        is_cut: whether the broker waits no longer than `timeout`, and this would.
+        is_to_be_sent: whether it could not be sent again yet.
     """
 
     def __init__(
@@ -54,30 +59,30 @@ class Waiter:
         self.request = request
         self.lock = lock
         self.owner = owner
-        self.limit = options.limit
         self.pending: PendingAcquire
         self.handed: HandOff | None = None
         self.is_in_pool = False
         self.is_accepted = False
-        self.is_over = False
+        self.is_over = self.is_to_be_sent = False
         header = Header.read(self.context)
         self.ticket = header.ticket
         # What was waited before counts, if the wait goes on.
         self._began = time.monotonic() - header.waited
         most, left = unacknowledged.limit(request.task.app), options.queue_timeout
+        if most is not None:  # not all at once: hundreds may have come together
+            most = max(1.0, most * chance.uniform(LEAST_SHARE, 1.0) // 1)
         if left is not None:
             left = max(0.0, left - header.waited)
-        self._is_cut = most is not None and (left is None or left > most)
-        self.timeout = most if self._is_cut else left
+        self.is_cut = most is not None and (left is None or left > most)
+        self.timeout = most if self.is_cut else left
         self._unique_ttl = options.unique_ttl
         self._unique: Carried | None = None
         self._unique_due = 0.0
         if header.unique is not None and not header.is_redelivered(self.context):
             said = settings(request.task.app)
             self._unique = Carried(request.task, self.context, header.unique, options.ttl, said)
-        self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
-        if self._is_cut:
+        if self.is_cut:
             self.reservation = short_reservation(request.task, options)
         elif keeps_position(options, keys):
             self.reservation = reservation(request.task, header, options, self.timeout)
@@ -126,11 +131,6 @@ class Waiter:
         return self.owner, self.line
 
     @property
-    def is_late(self) -> bool:
-        """Whether its time to wait is over."""
-        return self._late_at is not None and time.monotonic() > self._late_at
-
-    @property
     def has_unique_to_prolong(self) -> bool:
         """Whether its lock of ``lock_unique`` could run out before this is looked at again."""
         return self._unique is not None and time.monotonic() >= self._unique_due
@@ -153,9 +153,6 @@ class Waiter:
     def verdict(self, error: errors.RemoteError | None) -> HandOff:
         """Return what it is told when the wait has ended otherwise."""
         key, waited = self.lock.key, self._waited
-        if error is None and self._is_cut:
-            # The broker would wait no longer. A look at the lock, and it is sent again.
-            return self.hand_off(self.lock.ticket)
         if error is None:
             why = f"waited {waited:.0f} s in the consumer (lock_timeout)"
             pause = None if self.reservation is None else self.reservation.away_s
@@ -164,6 +161,14 @@ class Waiter:
         if isinstance(error, errors.UnsupportedError):
             return HandOff(key, waited, None)
         return HandOff(key, waited, refusal_of(error, key, self.lock.server))
+
+    def send_again(self) -> None:
+        """Publish the task once more, as one that waits on at its position."""
+        request = self.context
+        ticket, waited = self.lock.ticket, round(self._waited, 3)
+        header = replace(Header.read(request), ticket=ticket, waited=waited)
+        pause = 0.0 if self.reservation is None else self.reservation.away_s
+        publish(self.request.task, request, pause, header)
 
     @property
     def _waited(self) -> float:

@@ -85,7 +85,7 @@ def configure(env: Mapping[str, str]) -> None:
         }
     app.conf.update(json.loads(env.get(MORE, "{}")))
     if TOLD_MS in env:
-        import_module("celery_dflock.worker.consumer_wait").TOLD_MS = int(env[TOLD_MS])  # type: ignore[attr-defined]
+        import_module("dflockd.client.pending").TURN_MS = int(env[TOLD_MS])  # type: ignore[attr-defined]
 
 
 configure(os.environ)

@@ -67,18 +67,22 @@ def history(path: Path, what: str | None = None) -> list[dict[str, Any]]:
 
 
 def violations(events: Iterable[dict[str, Any]]) -> list[str]:
-    """Where more held a key at once than may, and which runs there were twice."""
-    found, holders, runs = [], Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    """Where more held a key at once than may, and which runs there were twice.
+
+    A key is one lock: its limit is what the latest task has said, of all that want it.
+    """
+    found, holders, runs = [], Counter[str](), Counter[tuple[str, int]]()
     events = [event for event in events if event["what"] in ("begin", "end")]
+    said = [(key, event["limit"]) for event in events for key in event["holds"]]
+    most = {key: max(limit for name, limit in said if name == key) for key, _ in said}
     # At the same instant one may end and another begin.
     for event in sorted(events, key=lambda e: (e["at"], e["what"] == "begin")):
         begins = event["what"] == "begin"
         runs[event["id"], event["retries"]] += begins
         for key in event["holds"]:
-            named = key, event["limit"]
-            holders[named] += 1 if begins else -1
-            if holders[named] > event["limit"]:
-                found.append(f"{holders[named]} holders of {key}, limit {event['limit']}")
+            holders[key] += 1 if begins else -1
+            if holders[key] > most[key]:
+                found.append(f"{holders[key]} holders of {key}, limit {most[key]}")
     return [*found, *(f"{run} ran {n} times" for (run, _), n in runs.items() if n != 1)]
 
 

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from tests.chaos.history import Event, What
-from tests.chaos.story import IN_CONSUMER, Finding, Section, Story
+from tests.chaos.options import NEWEST, ONCE
+from tests.chaos.story import IN_CONSUMER, IN_DOUBT, Finding, Section, Story
+
+GENTLE = ("cluster-", "server-restart", "client-")
+"""Faults that take nothing from the mark of a task that is on its way."""
+
+NEAR = 10_000_000_000
+"""Nanoseconds, within the shortest lease of a mark in a cluster, in which a fault counts as near."""
 
 
 def check(events: Iterable[Event]) -> list[Finding]:
@@ -26,26 +33,114 @@ def check(events: Iterable[Event]) -> list[Finding]:
 def overlaps(story: Story) -> Iterator[Finding]:
     """More holders of one key at once than its limit, all within their leases."""
     for key, group in _by_key(story.sections).items():
-        here: list[tuple[int, int, Section]] = []
-        for number, section in enumerate(group):
-            while here and here[0][0] <= section.at:
-                heapq.heappop(here)
-            if section.sure <= section.at:
-                continue
+        for holders in _together(group):
+            if len(holders) > (limit := holders[-1].begin.limit):
+                yield _overlap("overlap", f"{key} (limit {limit})", holders)
+
+
+def overlaps_of_tenants(story: Story) -> Iterator[Finding]:
+    """Two holders of one key at once for one tenant, whose limit is one.
+
+    Not over a break: holders of whom a server learns by their renewals are of no group.
+    """
+    for key, group in _by_key(story.sections).items():
+        for tenant in {section.begin.tenant for section in group} - {""}:
+            for holders in _together(s for s in group if s.begin.tenant == tenant):
+                *others, latest = holders
+                now = story.epoch(latest.at)
+                if recent := [other for other in others if story.epoch(other.at) == now]:
+                    text = f"{key} for {tenant} (limit 1)"
+                    yield _overlap("overlap of a tenant", text, [*recent, latest])
+
+
+def _together(sections: Iterable[Section]) -> Iterator[list[Section]]:
+    """For each section those that hold with it when it begins, within their leases; itself last."""
+    here: list[tuple[int, int, Section]] = []
+    for number, section in enumerate(sections):
+        while here and here[0][0] <= section.at:
+            heapq.heappop(here)
+        if section.sure > section.at:
             heapq.heappush(here, (section.sure, number, section))
-            limit = section.begin.limit
-            if len(here) > limit:
-                holders = sorted((other for _, _, other in here), key=lambda other: other.at)
-                names = " and ".join(f"{h.begin.who} (fence {h.begin.fence})" for h in holders)
-                together = (min(other.sure for other in holders) - section.at) / 1e6
-                yield Finding(
-                    "overlap",
-                    key,
-                    section.at,
-                    f"{len(here)} holders of {key} (limit {limit}) within their leases, "
-                    f"for {together:.1f} ms: {names}",
-                    tuple(other.begin for other in holders),
+            yield sorted((other for _, _, other in here), key=lambda other: other.at)
+
+
+def _overlap(kind: str, what: str, holders: Sequence[Section]) -> Finding:
+    latest = holders[-1]
+    names = " and ".join(f"{h.begin.who} (fence {h.begin.fence})" for h in holders)
+    together = (min(other.sure for other in holders) - latest.at) / 1e6
+    return Finding(
+        kind,
+        latest.begin.key,
+        latest.at,
+        f"{len(holders)} holders of {what} within their leases, for {together:.1f} ms: {names}",
+        tuple(other.begin for other in holders),
+    )
+
+
+def rates(story: Story) -> Iterator[Finding]:
+    """More holders that began within one window than the rate of their key allows.
+
+    One began after it had asked, and before it noted that: it may have been late with that.
+    """
+    began = [a for a in story.of("begin") if a["begin"].starts and "asked" in a]
+    for key in {attempt["begin"].key for attempt in began}:
+        mine = [attempt for attempt in began if attempt["begin"].key == key]
+        for number, last in enumerate(mine):
+            starts, window = last["begin"].starts, last["begin"].window
+            until = last["begin"].at
+            within = [a for a in mine[:number] if a["asked"].at > until - window]
+            if len(within) >= starts:
+                first = min(within, key=lambda a: a["asked"].at)
+                took = (until - first["asked"].at) / 1e9
+                text = (
+                    f"{len(within) + 1} starts of {key} within {took:.2f} s: {starts} are allowed"
                 )
+                events = tuple(a["begin"] for a in [*within, last])
+                yield Finding("too many starts", key, until, text, events)
+
+
+def overruled(story: Story) -> Iterator[Finding]:
+    """A task that gave way to one that was sent before it."""
+    sent = _sent_for_certain(story, NEWEST)
+    for event in story.events:
+        if event.what == "superseded" and event.task in sent and event.detail in sent:
+            older, newer = sent[event.detail], sent[event.task]
+            if older.at < newer.at:
+                text = f"task {event.task} gave way to {event.detail}, which was sent before it"
+                yield Finding("the newest lost", event.key, event.at, text, (older, newer, event))
+
+
+def sent_twice(story: Story) -> Iterator[Finding]:
+    """A task that was sent while another one of its key was on its way for certain, and no fault near.
+
+    Shards may move meanwhile, and servers end in order.
+    """
+    sent = sorted(_sent_for_certain(story, ONCE).values(), key=lambda event: event.at)
+    done = {event.task: event.at for event in story.events if event.what == "done"}
+    faults = [e for e in story.events if e.what == "fault" and not e.detail.startswith(GENTLE)]
+    latest: dict[str, Event] = {}
+    for event in sent:
+        first = latest.get(event.key)
+        latest[event.key] = event
+        until = event.until or event.at
+        if first is None or done.get(first.task, story.finish) < until:
+            continue
+        start = first.at - NEAR
+        is_calm = until < first.at + NEAR and not any(
+            fault.at < until and (fault.until or fault.at) + NEAR > start for fault in faults
+        )
+        if is_calm:
+            text = f"task {event.task} was sent while {first.task} was on its way"
+            yield Finding("sent twice", event.key, event.at, text, (first, event))
+
+
+def _sent_for_certain(story: Story, sort: str) -> dict[str, Event]:
+    """The tasks of a sort of keys that were sent with all that the lock server says of them."""
+    return {
+        event.task: event
+        for event in story.events
+        if event.what == "sent" and event.key.startswith(sort) and event.detail != IN_DOUBT
+    }
 
 
 def fence_order(story: Story) -> Iterator[Finding]:
@@ -106,11 +201,16 @@ def fifo(story: Story) -> Iterator[Finding]:
     Fences tell the order of the grants. Only attempts between two breaks of connections are
     compared: whoever lost a connection has lost the place in the queue. A task that was requeued may
     have kept its place, and counts as having asked when it did so for the first time.
+
+    The order is that of those who are ready. A task that waits in the consumer of a worker is while a
+    process of that is free, which nobody notes: so it may be passed, and passes nobody itself.
     """
     queued: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
     for attempt in story.of("queued"):
         place, begun = attempt["queued"], attempt.get("asked")
         # That it has a place is noted after the answer: the connection may have broken in between.
+        if begun is not None and begun.detail == IN_CONSUMER:
+            continue
         if begun is None or story.epoch(begun.at) == story.epoch(place.at):
             queued[place.key, story.epoch(place.at)].append(attempt)
     asked: defaultdict[tuple[str, int], list[tuple[int, dict[What, Event]]]] = defaultdict(list)
@@ -208,7 +308,7 @@ def lost_tasks(story: Story) -> Iterator[Finding]:
     """
     excused = undelivered(story.events)
     sent = {event.task: event for event in story.events if event.what == "sent"}
-    done = {event.task for event in story.events if event.what == "done"}
+    done = {event.task for event in story.events if event.what in ("done", "superseded")}
     for task in sent.keys() - done - excused:
         events = tuple(event for event in story.events if event.task == task)
         text = f"task {task} was sent and has no result"
@@ -269,6 +369,10 @@ def stale_writes(story: Story) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Story], Iterator[Finding]], ...] = (
     overlaps,
+    overlaps_of_tenants,
+    rates,
+    overruled,
+    sent_twice,
     fence_order,
     fifo,
     lost_early,

@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from dflockd import errors
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, RateLimit
+from dflockd.wire import UNLIMITED
 from tests.chaos.bare import CLUSTER, Bare
 from tests.chaos.history import Recorder, now
-from tests.chaos.options import HISTORY, key_names
+from tests.chaos.options import FAIR, HISTORY, RATED, SEVERAL, key_names
 from tests.chaos.resource import FencedResource
 from tests.chaos.section import Heedless, deadline, work
 
 THREADS = 2
 LIMIT = 3
+STARTS, WINDOW = 2, 3
+"""So many in so many seconds: fewer than would like to."""
+TENANTS = ("red", "green", "blue", "white")
 
 
 class User:
@@ -47,6 +51,7 @@ class User:
         self._doings = (
             [self.at_once] * 3 + [self.two_phase] * 5 + [self.semaphore] * 2 + [self.rude]
         )
+        self._doings += [self.rated, self.fair] * 2
         if self._servers == options.servers:
             self._doings.append(self.bare)
 
@@ -63,7 +68,7 @@ class User:
         self._acquire(lock, named)
 
     def semaphore(self) -> None:
-        name = "several-" + self._chance.choice(self._keys)
+        name = SEVERAL + self._chance.choice(self._keys)
         named = {"who": self._who(), "key": name, "limit": LIMIT}
         self._acquire(
             DistributedSemaphore(
@@ -71,6 +76,33 @@ class User:
             ),
             named,
         )
+
+    def rated(self) -> None:
+        """Begin, if not too many have of late; mostly without waiting, so that it is known when."""
+        name = RATED + self._chance.choice(self._keys)
+        named = {"who": self._who(), "key": name, "limit": UNLIMITED}
+        named |= {"starts": STARTS, "window": WINDOW * 1_000_000_000}
+        timeout, lease = self._chance.choice((0, 0, 0, 1)), self._options.lease
+        lock = RateLimit(
+            name, (STARTS, WINDOW), timeout, lease, self._servers, on_lost=self._lost(named)
+        )
+        self._acquire(lock, named)
+
+    def fair(self) -> None:
+        """Be one of several, but the only one of a tenant."""
+        name, tenant = FAIR + self._chance.choice(self._keys), self._chance.choice(TENANTS)
+        named = {"who": self._who(), "key": name, "limit": LIMIT, "tenant": tenant}
+        lock = DistributedSemaphore(
+            name,
+            LIMIT,
+            2,
+            self._options.lease,
+            self._servers,
+            group=tenant,
+            group_limit=1,
+            on_lost=self._lost(named),
+        )
+        self._acquire(lock, named)
 
     def two_phase(self) -> None:
         """Take a place in the queue, and then wait for it; sometimes walk away instead."""

@@ -11,8 +11,8 @@ from dflockd.errors import InvalidArgumentError
 from dflockd.shards import Put, ShardConflictError, StoreError, get_shard_id
 from dflockd.shards.etcd import EtcdStore
 from examples.demo.stage import LockServer, StageError, wait_until
-from tests.chaos.network import Link, Network
-from tests.chaos.options import Options, key_names
+from tests.chaos.network import Link, Network, Way
+from tests.chaos.options import Options, all_key_names
 from tests.chaos.processes import Server
 from tests.dflockd.cluster.stage import Mapping, ask, free_port
 from tests.dflockd.shards.etcd_cluster import EtcdCluster
@@ -52,7 +52,7 @@ class ClusterOfServers:
         network: Network,
         opened: contextlib.ExitStack,
     ) -> None:
-        self._keys = [*key_names(options.keys), *(f"several-{k}" for k in key_names(options.keys))]
+        self._keys = all_key_names(options.keys)
         self.etcd = EtcdCluster(options.directory, options.etcd, more=LIMITS)
         self.members = self.etcd.members
         self.peers: list[Link] = []
@@ -144,9 +144,9 @@ class Ties:
         for link in self.links:
             link.cut()
 
-    def hold(self) -> None:
+    def hold(self, *ways: Way) -> None:
         for link in self.links:
-            link.hold()
+            link.hold(*ways)
 
     def refuse(self) -> None:
         for link in self.links:

@@ -17,7 +17,7 @@ from examples.demo.stage import Process, StageError, Worker
 from tests.chaos.cluster import ClusterOfServers, Ties
 from tests.chaos.faults import Fault
 from tests.chaos.history import Recorder, now
-from tests.chaos.network import Link
+from tests.chaos.network import Link, Way
 from tests.chaos.processes import Server, stop_for
 from tests.dflockd.shards.etcd_process import Etcd
 
@@ -119,15 +119,6 @@ class Damage:
         finally:
             self._cluster.make_room()
 
-    def _peer_cut(self, peer: Link, _fault: Fault) -> None:
-        peer.cut()
-
-    def _peer_delay(self, peer: Link, fault: Fault) -> None:
-        self._link_delay(peer, fault)
-
-    def _peer_refuse(self, peer: Link, fault: Fault) -> None:
-        self._tie_refuse(peer, fault)
-
     def _client_kill(self, client: Process, fault: Fault) -> None:
         with self._death(group=client.pid):
             client.kill()
@@ -191,7 +182,16 @@ class Damage:
         self._recorder.note("broken", detail=fault.target)
 
     def _link_delay(self, link: Link | Ties, fault: Fault) -> None:
-        link.hold()
+        self._hold(link, fault)
+
+    def _link_deafen(self, link: Link | Ties, fault: Fault) -> None:
+        self._hold(link, fault, "there")
+
+    def _link_silence(self, link: Link | Ties, fault: Fault) -> None:
+        self._hold(link, fault, "back")
+
+    def _hold(self, link: Link | Ties, fault: Fault, *ways: Way) -> None:
+        link.hold(*ways)
         time.sleep(fault.seconds)
         link.pass_on()
 
@@ -202,16 +202,18 @@ class Damage:
         link.pass_on()
         self._recorder.note("broken", detail=fault.target)
 
-    def _tie_cut(self, tie: Ties, _fault: Fault) -> None:
+    def _tie_cut(self, tie: Ties | Link, _fault: Fault) -> None:
         tie.cut()
-
-    def _tie_delay(self, tie: Ties, fault: Fault) -> None:
-        self._link_delay(tie, fault)
 
     def _tie_refuse(self, tie: Ties | Link, fault: Fault) -> None:
         tie.refuse()
         time.sleep(fault.seconds)
         tie.pass_on()
+
+    _tie_delay, _tie_deafen, _tie_silence = _link_delay, _link_deafen, _link_silence
+    # What is between two members of etcd breaks no connection of a client either.
+    _peer_cut, _peer_refuse = _tie_cut, _tie_refuse
+    _peer_delay, _peer_deafen, _peer_silence = _tie_delay, _tie_deafen, _tie_silence
 
     def _cluster_move(self, cluster: ClusterOfServers, fault: Fault) -> None:
         cluster.move_some(random.Random(fault.choice))

@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import signal
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from celery import Celery
 
 from dflockd.table.sharded import RESUME_TIMEOUT
 from examples.demo.stage import Process, Redis, StageError, Worker
@@ -21,26 +17,23 @@ from tests.chaos import jobs, timeline
 from tests.chaos.checker import check
 from tests.chaos.cluster import ClusterOfServers
 from tests.chaos.damage import QUIET, Damage
-from tests.chaos.faults import UNSETTLING, Fault, recovery, schedule
+from tests.chaos.faults import KINDS, UNSETTLING, Fault, recovery, schedule
 from tests.chaos.history import Recorder, now, read
 from tests.chaos.network import Network
-from tests.chaos.options import HISTORY, Options, key_names
+from tests.chaos.options import HISTORY, Options
 from tests.chaos.outcome import Outcome
-from tests.chaos.processes import Client, Finished, Server
-
-BACKLOG = 30
-"""Tasks under way at most."""
+from tests.chaos.processes import Client, Finished, Sender, Server
 
 MOVING = ("cluster-move", "cluster-rebalance", "cluster-join", "server-restart")
-DELAYING = ("client-stop", "worker-stop", "link-delay", "link-refuse", "link-cut")
+DELAYING = ("client-stop", "worker-stop", *(f"link-{kind}" for kind in KINDS["link"]))
 MOVED = RESUME_TIMEOUT + 2
 """Seconds in which shards have moved and those who wait have followed, or lost their places."""
 
 UNSETTLED_STEP = 0.25
 """Seconds between the breaks that are noted while that can be so."""
 
-LAPSED = "no lock is granted or renewed until it does"
-"""What a server says that is cut off from etcd, as it should be."""
+RIGHT = ("no lock is granted or renewed until it does", "does not lead here: no answer")
+"""What a server rightly says that is cut off from etcd, or by whose link nothing comes."""
 
 
 def run(options: Options) -> Outcome:
@@ -88,14 +81,15 @@ class _Stage:
             self._recorder, self._over, self._cluster, self._unsettle, self._complaints
         )
         self._workers: list[Worker] = []
+        self._sender: Sender | None = None
         if options.workers:
             redis = opened.enter_context(Redis(options.directory))
-            opened.enter_context(self._publisher(redis.url))
             for number in range(options.workers):
                 worker = self._worker(number, redis.url, ways[number % 2])
                 self._workers.append(self._add(f"worker-{number}", opened.enter_context(worker)))
             for worker in self._workers:
                 worker.wait_ready(QUIET)
+            self._sender = opened.enter_context(Sender(options, self._env(redis.url, ways[0])))
         self._clients = [
             self._add(
                 f"client-{number}",
@@ -138,31 +132,22 @@ class _Stage:
         return target
 
     def _worker(self, number: int, broker: str, servers: str) -> Worker:
-        options = self._options
-        env = {
+        name, env = f"worker-{number}", self._env(broker, servers)
+        return Worker(self._options.directory, app="tests.chaos.jobs", name=name, env=env)
+
+    def _env(self, broker: str, servers: str) -> dict[str, str]:
+        return {
             jobs.BROKER: broker,
-            jobs.DIRECTORY: str(options.directory),
-            jobs.LEASE: str(options.lease),
-            jobs.WAIT: options.wait,
+            jobs.DIRECTORY: str(self._options.directory),
+            jobs.LEASE: str(self._options.lease),
+            jobs.WAIT: self._options.wait,
             "DFLOCK_SERVERS": servers,
         }
-        name = f"worker-{number}"
-        return Worker(options.directory, app="tests.chaos.jobs", name=name, env=env)
-
-    @contextlib.contextmanager
-    def _publisher(self, broker: str) -> Iterator[None]:
-        # An app of its own, which wants no results: the record has them.
-        self._app = Celery("tests.chaos.driver", broker=broker, set_as_current=False)
-        self._finished = Finished(self._options.directory / HISTORY)
-        try:
-            yield
-        finally:
-            self._app.close()
 
     # While it lasts.
 
     def torment(self) -> None:
-        """Let the faults happen, and tasks be sent."""
+        """Let the faults happen."""
         options = self._options
         faults = schedule(
             options.seed,
@@ -179,9 +164,6 @@ class _Stage:
             for mine in faults.values()
             if mine
         ]
-        if self._workers:
-            until = began + options.seconds
-            threads.append(threading.Thread(target=self._guarded, args=(self._send, until)))
         for thread in threads:
             thread.start()
         self._over.wait(options.seconds)
@@ -236,24 +218,6 @@ class _Stage:
             at = began + round(step * UNSETTLED_STEP * 1e9)
             self._recorder.note("broken", at=at, detail=fault.target)
 
-    def _send(self, until: float) -> None:
-        chance = random.Random(f"{self._options.seed}/tasks")
-        keys = key_names(self._options.keys)
-        sent = 0
-        while time.monotonic() < until and not self._over.is_set():
-            self._over.wait(chance.expovariate(self._options.rate))
-            if sent - len(self._finished.tasks()) >= BACKLOG:
-                continue
-            key, seconds = chance.choice(keys), chance.random() * self._options.work
-            if chance.random() < self._options.long:
-                seconds = self._options.lease * (0.5 + chance.random())
-            task = str(uuid.UUID(int=chance.getrandbits(128), version=4))
-            self._recorder.note("sent", task=task, key=key)
-            self._app.send_task(
-                jobs.work.name, kwargs={"key": key, "seconds": seconds}, task_id=task
-            )
-            sent += 1
-
     # When it is over.
 
     def settle(self) -> None:
@@ -266,9 +230,11 @@ class _Stage:
                 time.sleep(0.01)
             if client.running:
                 self._complaints.append(f"{client.name} did not end within {QUIET:g} s of SIGTERM")
-        if self._workers:
-            sent = {e.task for e in read(self._options.directory / HISTORY) if e.what == "sent"}
-            while sent - self._finished.tasks() and time.monotonic() < ends:
+        if self._sender is not None:
+            self._sender.stop(QUIET)
+            path = self._options.directory / HISTORY
+            sent, finished = {e.task for e in read(path) if e.what == "sent"}, Finished(path)
+            while sent - finished.tasks() and time.monotonic() < ends:
                 time.sleep(0.1)
         for worker in self._workers:
             self._damage.end(worker)
@@ -283,7 +249,8 @@ class _Stage:
             for server in self._servers()
             if server.log.exists()
             for line in server.log.read_text(errors="replace").splitlines()
-            if "Traceback" in line or (" ERROR " in line and LAPSED not in line)
+            if "Traceback" in line
+            or (" ERROR " in line and not any(text in line for text in RIGHT))
         ]
 
     def _servers(self) -> list[Server]:

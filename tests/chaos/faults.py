@@ -13,10 +13,10 @@ KINDS = {
     "server": ("kill", "restart", "stop", "step", "shift"),
     "worker": ("kill", "child", "restart", "stop"),
     "client": ("kill", "restart", "stop"),
-    "link": ("cut", "delay", "refuse"),
+    "link": ("cut", "delay", "refuse", "deafen", "silence"),
     "etcd": ("stop", "restart", "kill", "full"),
-    "peer": ("cut", "delay", "refuse"),
-    "tie": ("cut", "delay", "refuse"),
+    "peer": ("cut", "delay", "refuse", "deafen", "silence"),
+    "tie": ("cut", "delay", "refuse", "deafen", "silence"),
     "cluster": ("move", "rebalance", "join"),
 }
 """What can happen to what.
@@ -25,7 +25,8 @@ kill: SIGKILL and a new start. restart: SIGTERM and a new start. stop: SIGSTOP, 
 step: kill, and a new start with another wall clock. shift: kill, and a new start with another
 monotonic clock, in a time namespace: only root may do that, and not on every machine. child:
 SIGKILL for one process of a worker's pool. cut: all connections are reset. delay: nothing is passed
-on for a while. refuse: cut, and no new connections for a while.
+on for a while. refuse: cut, and no new connections for a while. deafen: whoever a link leads to hears
+nothing for a while, but is heard. silence: it hears, and is not heard.
 
 In a cluster, etcd may have several members, each of which is stopped, restarted or killed, whether it
 leads or not. full: their database takes nothing new, until an operator makes room. A peer is the link
@@ -45,7 +46,7 @@ UNSETTLING = frozenset(
     {
         *("server-kill", "server-step", "server-shift", "server-stop"),
         *("etcd-stop", "etcd-restart", "etcd-kill", "etcd-full"),
-        *("peer-cut", "peer-delay", "peer-refuse", "tie-cut", "tie-delay", "tie-refuse"),
+        *(f"{way}-{kind}" for way in ("peer", "tie") for kind in KINDS[way]),
     }
 )
 """Faults after which shards of a cluster may be taken over that were not handed over."""

@@ -34,6 +34,7 @@ What = Literal[
     "ended",
     "done",  # its result is stored
     "requeued",
+    "superseded",  # by a newer one, which is the `detail`
     # What the driver did. `group` names the processes.
     "died",
     "stopping",  # a worker that was asked to end
@@ -53,6 +54,9 @@ class Event:
         group: of which process group that is: whole groups are killed and stopped.
         who: the attempt to get a lock, a name of its own for each.
         limit: how many may hold `key` at once.
+        tenant: the fair group for which it is held, of which one may hold `key` at once.
+        starts: how many may begin to hold `key` in any `window`; 0 if any number may.
+        window: in nanoseconds.
         fence: of the grant.
         held: whether the client took its lock to be held just then.
         until: when its lease ends, as far as the client knows; in `gave_up`, until when the client
@@ -68,6 +72,9 @@ class Event:
     who: str = ""
     key: str = ""
     limit: int = 1
+    tenant: str = ""
+    starts: int = 0
+    window: int = 0
     fence: int | None = None
     held: bool | None = None
     until: int | None = None

@@ -1,4 +1,4 @@
-"""The Celery application of a chaos run: one job, and what is noted about it."""
+"""The Celery application of a chaos run: its jobs, and what is noted about them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from celery_dflock.signals import (
     lock_released,
     lock_waiting,
     task_requeued,
+    task_superseded,
 )
 from tests.chaos.history import Recorder
 from tests.chaos.options import HISTORY
@@ -73,21 +74,47 @@ configure(os.environ)
 waits_in_consumer = os.environ.get(WAIT) == "consumer"
 
 
-@app.task(
-    shared=False,
-    bind=True,
-    base=LockedTask,
-    name="work",
-    lock_key="{key}",
-    lock_ttl=int(os.environ.get(LEASE, "10")),
-    lock_wait="consumer" if waits_in_consumer else "slot",
-    lock_timeout=10 if waits_in_consumer else 3,
-    lock_requeue={"base": 0.1, "cap": 1.0},
-    # Lost while it runs, it begins anew.
-    autoretry_for=(LockLostError,),
-    retry_kwargs={"countdown": 0.1, "max_retries": None},
-)
+def job(name: str, **options: Any) -> Any:
+    """Make a task of a function, as all are here."""
+    lease = int(os.environ.get(LEASE, "10"))
+    return app.task(
+        shared=False,
+        bind=True,
+        base=LockedTask,
+        name=name,
+        lock_key="{key}",
+        lock_ttl=lease,
+        lock_wait="consumer" if waits_in_consumer else "slot",
+        lock_timeout=10 if waits_in_consumer else 3,
+        lock_requeue={"base": 0.1, "cap": 1.0},
+        lock_unique_ttl=lease,
+        # Lost while it runs, it begins anew.
+        autoretry_for=(LockLostError,),
+        retry_kwargs={"countdown": 0.1, "max_retries": None},
+        **options,
+    )
+
+
+@job("work")
 def work(self: Task, key: str, seconds: float) -> None:
+    """Wait for those that came first."""
+    use(self, key, seconds)
+
+
+@job("newest", lock_conflict="supersede")
+def newest(self: Task, key: str, seconds: float) -> None:
+    """Stop those that came first."""
+    use(self, key, seconds)
+
+
+@job("once", lock_unique="until_executed")
+def once(self: Task, key: str, seconds: float) -> None:
+    """Be the only one that is on its way."""
+    use(self, key, seconds)
+
+
+def use(self: Task, key: str, seconds: float) -> None:
+    """Do under the lock what all do there."""
     lock = of_client(current_lock())
     named = {"who": name(self.request), "key": key, "task": self.request.id}
     recorder().note("started", fence=lock.fence, **named)
@@ -190,6 +217,11 @@ def note_released(request: Any, lock: Any, **_: Any) -> None:
 def note_lost(request: Any, key: str, lock: Any, **_: Any) -> None:
     if lock is not None:
         note("lost", request, key, until=deadline(of_client(lock)))
+
+
+@of_a_worker(task_superseded)
+def note_superseded(request: Any, key: str, by: str, **_: Any) -> None:
+    note("superseded", request, key, detail=by)
 
 
 @of_a_worker(task_requeued)

@@ -78,7 +78,7 @@ def _blocks(fault: Event, holder: Event, parameters: ClusterParameters) -> tuple
     if kind.startswith("etcd-"):
         # All servers may be taken for dead at once, and have to come in again.
         return fault.at, until + round((SETTLE + CLAIM) * 1e9)
-    if kind in ("tie-delay", "tie-refuse"):
+    if kind in ("tie-delay", "tie-refuse", "tie-deafen", "tie-silence"):
         return fault.at, taken_over
     return 0, 0
 

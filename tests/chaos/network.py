@@ -13,7 +13,10 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Literal, cast
+
+Way = Literal["there", "back"]
+"""To the port that a link leads to, or from it."""
 
 _RESET = struct.pack("ii", 1, 0)
 PATIENCE = 10.0
@@ -52,7 +55,7 @@ class Link:
         self.target = target
         self.targets: Iterator[int] = itertools.repeat(target)
         self.loop = network.loop
-        self.is_held = False
+        self.held: frozenset[Way] = frozenset()
         self.refuses = False
         self.late = 0.0
         self.ends: set[_End] = set()
@@ -66,14 +69,14 @@ class Link:
         """Reset all connections."""
         self._each(_End.reset)
 
-    def hold(self) -> None:
-        """Pass nothing on any more; connections stay, and new ones hear nothing."""
-        self.is_held = True
-        self._each(_End.pause)
+    def hold(self, *ways: Way) -> None:
+        """Pass nothing on any more, or one way alone; connections stay, and so do new ones."""
+        self.held = frozenset(ways or ("there", "back"))
+        self._each(_End.pause_if_held)
 
     def pass_on(self) -> None:
         """Pass on what was held back, and all that comes."""
-        self.is_held = self.refuses = False
+        self.held, self.refuses = frozenset(), False
         self._each(_End.resume)
 
     def refuse(self) -> None:
@@ -120,8 +123,7 @@ class _End(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._other is not None:
-            if self._link.is_held:
-                self.pause()
+            self.pause_if_held()
             return
         self.pause()
         self._begun = self._link.loop.create_task(self._connect())
@@ -140,7 +142,7 @@ class _End(asyncio.Protocol):
         self._other = far
         if self._transport.is_closing():
             far.reset()
-        elif not self._link.is_held:
+        elif "there" not in self._link.held:
             self.resume()
 
     def data_received(self, data: bytes) -> None:
@@ -158,6 +160,10 @@ class _End(asyncio.Protocol):
             self._other._transport.close()
         else:
             self._other.reset()
+
+    def pause_if_held(self) -> None:
+        if ("back" if self._is_far else "there") in self._link.held:
+            self.pause()
 
     def pause(self) -> None:
         with contextlib.suppress(RuntimeError):

@@ -70,6 +70,15 @@ class Options:
         )
 
 
+SEVERAL, RATED, FAIR, NEWEST, ONCE = SORTS = ("several-", "rated-", "fair-", "newest-", "once-")
+"""What names of keys begin with that more than one may hold, or that are held otherwise."""
+
+
 def key_names(number: int) -> list[str]:
-    """The keys that all users of the locks contend for."""
+    """The keys that all users of the locks contend for, one at a time."""
     return [f"key-{index}" for index in range(number)]
+
+
+def all_key_names(number: int) -> list[str]:
+    """All keys, of whatever sort."""
+    return [f"{sort}{key}" for key in key_names(number) for sort in ("", *SORTS)]

@@ -111,6 +111,10 @@ class Outcome:
 
 KINDS_OF_FINDINGS = (
     "overlap",
+    "overlap of a tenant",
+    "too many starts",
+    "the newest lost",
+    "sent twice",
     "fence order",
     "not first come, first served",
     "lost within its lease",

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from examples.demo.stage import LockServer, Process
@@ -48,6 +48,23 @@ class Server(LockServer):
         return [*where, *words[:2], *what, *words[3:]]
 
 
+class Sender(Process):
+    """The process that sends the tasks.
+
+    Args:
+        env: what it and the workers are told in their environment.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        super().__init__(options.directory, "sender", env)
+        self._options = options
+
+    def _command(self) -> Sequence[str]:
+        names = ("seed", "keys", "lease", "work", "long", "aside", "rate")
+        words = [f"--{name}={getattr(self._options, name)}" for name in names]
+        return [sys.executable, "-m", "tests.chaos.sender", *words]
+
+
 class Client(Process):
     """A process that uses the locks."""
 
@@ -84,7 +101,7 @@ def stop_for(process: Process, seconds: float) -> None:
 
 
 class Finished:
-    """The tasks that have a result, read off the history as it grows."""
+    """The tasks that have a result, or are to have none but that, read off the history as it grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,6 +116,6 @@ class Finished:
         self._read += len(text)
         *lines, self._rest = (self._rest + text).split(b"\n")
         for line in lines:
-            if b'"what":"done"' in line:
+            if b'"what":"done"' in line or b'"what":"superseded"' in line:
                 self._tasks.add(line.partition(b'"task":"')[2].partition(b'"')[0].decode())
         return self._tasks

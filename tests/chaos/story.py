@@ -15,6 +15,9 @@ UNACKNOWLEDGED = 2_000_000_000
 IN_CONSUMER = "in the consumer"
 """The detail of those who ask where a worker that ends leaves them to the broker."""
 
+IN_DOUBT = "in doubt"
+"""The detail of tasks that were sent without all that a lock server has to say of them."""
+
 
 @dataclass(frozen=True)
 class Finding:

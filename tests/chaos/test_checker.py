@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,64 @@ from tests.chaos import timeline
 from tests.chaos.checker import check, first_grants, over_restarts
 from tests.chaos.faults import FAULTS, schedule
 from tests.chaos.history import Event, Recorder, read
+from tests.chaos.story import IN_CONSUMER, IN_DOUBT
 from tests.chaos.written import MS, attempt, died, event, kinds, pid, section
+
+# Rates, tenants, the newest, and those of which there is one.
+
+
+def rated(who: str, asked: float, begin: float) -> list[Event]:
+    more: dict[str, Any] = {"starts": 2, "window": 100 * MS, "limit": 9}
+    asks = [event("asked", asked, who), event("granted", begin, who)]
+    return [*asks, *section(who, begin, begin + 1, **more)]
+
+
+def test_as_many_as_the_rate_may_begin_in_a_window() -> None:
+    first, second = rated("a", 0, 5), rated("b", 20, 25)
+    assert kinds(first, second, rated("c", 90, 101)) == []
+    assert kinds(first, second, rated("c", 90, 99)) == ["too many starts"]
+
+
+def test_who_waited_may_have_begun_long_before_it_said_so() -> None:
+    assert kinds(rated("a", 0, 90), rated("b", 85, 90), rated("c", 101, 102)) == []
+
+
+def test_a_tenant_has_one_of_the_slots() -> None:
+    red, blue = section("a", 0, 10, limit=3, tenant="r"), section("b", 5, 9, limit=3, tenant="b")
+    again = section("c", 8, 12, limit=3, tenant="r")
+    assert kinds(red, blue) == []
+    assert kinds(red, blue, again) == ["overlap of a tenant"]
+    assert kinds(red, blue, event("broken", 7), again) == []
+
+
+def sent(task: str, at: float, key: str, **more: Any) -> Event:
+    return event("sent", at, key=key, task=task, **more)
+
+
+def test_a_task_gives_way_to_one_that_was_sent_later() -> None:
+    both = [sent("old", 0, "newest-k"), sent("new", 5, "newest-k"), done("new", 30)]
+    right = event("superseded", 20, "a", "newest-k", task="old", detail="new")
+    assert kinds(both, right) == []
+    wrong = event("superseded", 20, "a", "newest-k", task="new", detail="old")
+    assert kinds(both, wrong, done("old", 30)) == ["the newest lost"]
+    doubted = [sent("old", 0, "newest-k"), sent("new", 5, "newest-k", detail=IN_DOUBT)]
+    assert kinds(doubted, wrong, done("old", 30), done("new", 30)) == []
+
+
+def done(task: str, at: float) -> Event:
+    return event("done", at, task=task)
+
+
+def test_one_task_at_a_time_is_on_its_way() -> None:
+    first, second = sent("a", 0, "once-k", until=1), sent("b", 50, "once-k", until=51)
+    ends = [done("a", 60), done("b", 90)]
+    assert kinds(first, second, ends) == ["sent twice"]
+    assert kinds(first, second, done("a", 50.5), done("b", 90)) == []
+    assert kinds(first, sent("b", 50, "once-k", until=51, detail=IN_DOUBT), ends) == []
+    assert kinds(first, second, ends, event("fault", 40, detail="server-kill server-0")) == []
+    moved = event("fault", 40, detail="cluster-move cluster-0")
+    assert kinds(first, second, ends, moved) == ["sent twice"]
+
 
 # Overlaps.
 
@@ -94,6 +152,17 @@ def test_first_come_first_served() -> None:
     assert kinds(first, attempt("b", 2, 3, 10, fence=1)) == ["not first come, first served"]
     assert kinds(first, attempt("b", 2, 3, 30, fence=3)) == []
     assert kinds(first, attempt("b", 0.5, 3, 10, fence=1)) == []  # they asked at the same time
+
+
+def test_who_waits_in_the_consumer_may_have_no_process() -> None:
+    first = [
+        event("asked", 0, "a", detail=IN_CONSUMER),
+        event("queued", 1, "a"),
+        event("granted", 20, "a", fence=2),
+    ]
+    assert kinds(first, attempt("b", 2, 3, 10, fence=1)) == []
+    early = [event("queued", -1, "c"), event("granted", 30, "c", fence=3)]
+    assert kinds(first, early) == ["not first come, first served"]
 
 
 def test_who_is_requeued_asked_when_it_did_so_first() -> None:

@@ -47,6 +47,22 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         },
         {"overlap"},
     ),
+    "a rate that nobody keeps": (
+        {"faults": [], "server": "tests.chaos.planted.loose", "keys": 1, "seconds": 3},
+        {"too many starts"},
+    ),
+    "a limit of groups that nobody keeps": (
+        {
+            "faults": [],
+            "server": "tests.chaos.planted.loose",
+            "keys": 1,
+            "work": 0.5,
+            "aside": 0.02,
+            "clients": 6,
+            "seconds": 3,
+        },
+        {"overlap of a tenant"},
+    ),
 }
 
 

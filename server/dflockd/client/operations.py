@@ -38,9 +38,11 @@ from dflockd.wire import (
     Inspect,
     Listen,
     Moved,
+    Next,
     OwnerConflict,
     Pass,
     Ping,
+    Queued,
     Rate,
     Recovering,
     Renew,
@@ -71,6 +73,7 @@ from dflockd.wire import (
     parse_map,
     parse_renewed,
     parse_report,
+    parse_turn,
     read_grant,
 )
 
@@ -393,8 +396,8 @@ def _waiting_for(target: Target, timeout: float | None) -> Exchange:
     return Exchange(encode_request(request), patience, is_reply, waits)
 
 
-def line_up(target: Target, turn: int) -> Operation[bytes | None]:
-    """Take a position that gets a turn and no grant; return the ticket if the turn is now.
+def line_up(target: Target, turn: int) -> Operation[bytes]:
+    """Take a position that gets a turn and no grant; return its ticket.
 
     Args:
         target: what is waited for.
@@ -404,34 +407,39 @@ def line_up(target: Target, turn: int) -> Operation[bytes | None]:
         UnsupportedError: the server does not know turns.
     """
     answer = yield from _asked(target, _enqueue(target, turn), parse_enqueued)
-    if answer is Status.QUEUED:
-        return None
-    if not isinstance(answer, YourTurn):
+    if not isinstance(answer, Queued):
         raise _not_granted(answer, target)
     return answer.ticket
 
 
-def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
-    """Wait for the turn of a position on this connection; its ticket, or ``None`` if not in time."""
+def stay(target: Target, timeout: int | None) -> Operation[bool]:
+    """Wait for the end of a position on this connection, which gets a turn.
+
+    Returns:
+        Whether somebody has taken it up. If not, its time was over before its turn.
+    """
     reply = _read(parse_granted, (yield _waiting_for(target, timeout)), target)
-    if isinstance(reply, YourTurn):
-        return reply.ticket
+    if reply is Status.NOT_ENQUEUED:
+        return True
     if isinstance(reply, TimedOut) and target.progress is not None:
         target.progress.kept = reply.ticket
     elif reply is not Status.TIMEOUT:
         raise _not_granted(reply, target)
-    return None
+    return False
+
+
+def next_turn(target: Target) -> Operation[bytes]:
+    """Wait until it is the turn of a position of this process; return its ticket."""
+    exchange = Exchange(encode_request(Next()), None, waits=True)
+    reply = _read(parse_turn, (yield exchange), target)
+    if not isinstance(reply, YourTurn):
+        raise refused(reply, target)
+    return reply.ticket
 
 
 def pass_on(target: Target, ticket: bytes) -> Operation[bool]:
-    """Let others go first; ``False`` if the position is not on this connection any more."""
+    """Say that a turn could not be used; ``False`` if the position is no more."""
     return _is_done((yield from _asked(target, Pass(target.key, ticket), parse_done)), target)
-
-
-def is_taken_up(target: Target) -> Operation[bool]:
-    """Whether nothing is left on this connection of a position: somebody has taken it up."""
-    reply = yield from _asked(target, Wait(Space.LOCK, target.key, 0), parse_granted)
-    return reply in (Status.NOT_ENQUEUED, Status.TIMEOUT)
 
 
 def renew(

@@ -2,10 +2,11 @@
 
 `DistributedLock.acquire` takes a thread for as long as it waits. Here the reactor waits for all, so
 that hundreds can wait in a process. They are granted nothing, because a process that cannot use a
-lock yet must not keep others from it. They get a turn with a ticket, and the process that uses the
-lock resumes with that.
+lock yet must not keep others from it. Once somebody is free to use one, `PendingAcquires.ask` asks
+whose turn it is. The answer is a ticket, with which that process takes the position up.
 
-Each has a connection of its own, as usual: the end of the process gives up all of them.
+Each has a connection of its own, as usual: the end of the process gives up all of them. One more for
+each server asks whose turn it is.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from typing import Any, Final
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock
+from dflockd.client import clock, operations
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
-from dflockd.client.flow import Flow, Pause, Ready
-from dflockd.client.operations import GRACE, Progress
+from dflockd.client.connection import Connection, Route
+from dflockd.client.conversation import connect, talk
+from dflockd.client.flow import Flow, Hear, Pause, Signal
+from dflockd.client.operations import GRACE, Progress, about_server
 from dflockd.client.process import current
-from dflockd.client.reactor import Task
 from dflockd.client.routing import PASSING
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
+
+TURN_MS = 2000
+"""Milliseconds for which a slot is set aside for a process that learns of its turn: to take it up."""
 
 RESTART_PATIENCE = 5.0
 """Seconds for which a server that cannot be reached is asked again for a position."""
@@ -52,7 +57,7 @@ LOOK_AROUND = 0.5
 
 WAITS: Final = "it waits"
 HANDED: Final = "its ticket was handed over"
-COMES_BACK: Final = "it is to wait again"
+PASSED: Final = "its turn could not be used"
 FELL_BACK: Final = "its connection has broken"
 
 logger = logging.getLogger("dflockd.client")
@@ -73,6 +78,12 @@ class PendingAcquires:
         """The same, for all lines of a server that could not be asked: one of them finds out."""
         self._failing: dict[Address, float] = {}
         """Since when nobody could be queued at a server."""
+        self._asks = False
+        """Whether somebody is free, and has heard of no turn since."""
+        self._turns: dict[Route, _Turns] = {}
+        """What is asked of each server."""
+        self._joining = 0
+        """How many positions are being taken."""
 
     def join(
         self,
@@ -81,7 +92,6 @@ class PendingAcquires:
         *,
         ticket: str | None = None,
         reservation: Reservation | None = None,
-        told_ms: int,
         queued: Callable[[], object],
         told: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
@@ -100,12 +110,10 @@ class PendingAcquires:
             ticket: of a position to resume; see `DistributedLock.enqueue`.
             reservation: keep the position if its turn does not come in time; ``lock.ticket`` names it
                 then.
-            told_ms: milliseconds for which a slot is set aside once it is its turn. After that others
-                go first, and the position stays.
             queued: called once there is something to wait for.
-            told: called when it is its turn: `PendingAcquire.hand_over` and its like are next. Again
-                after `PendingAcquire.come_back`, and when the connection broke before the ticket was
-                handed over, and the position was taken again.
+            told: called when it is its turn, which answers an `ask`: `PendingAcquire.hand_over` or
+                `PendingAcquire.pass_on` is next. A slot is set aside for `TURN_MS`. Called again
+                after the latter, and if the connection broke before the ticket was handed over.
             ended: called at the end, if that is not by `PendingAcquire.leave`: with ``None`` if its
                 turn did not come in time, or with what went wrong. An `OwnerConflictError` says that
                 another run of the same owner is there, an `UnsupportedError` that the server is too
@@ -117,19 +125,84 @@ class PendingAcquires:
         """
         number = next(self._numbers)
         progress = lock._progress(ticket, reservation)
-        pending = PendingAcquire(
-            self, number, lock, timeout_s, progress, told_ms, queued, told, ended
-        )
+        pending = PendingAcquire(self, number, lock, timeout_s, progress, queued, told, ended)
         self._all.add(pending)
         current().reactor.call(partial(self._line_up, pending))
         return pending
+
+    def ask(self) -> None:
+        """Have somebody told of a turn, once: there is somebody free to use a lock.
+
+        Until then more of it changes nothing. If there are several servers, each of them may name one.
+        """
+        current().reactor.call(self._ask)
 
     def close(self) -> None:
         """Give all of them up. No callback is called any more."""
         for pending in list(self._all):
             pending.leave()
+        current().reactor.call(self._ask_no_more)
 
     # What follows is done by the reactor.
+
+    def _ask(self) -> None:
+        self._asks = True
+        for turns in self._turns.values():
+            turns.ask()
+
+    def _ask_no_more(self) -> None:
+        for turns in self._turns.values():
+            turns.close()
+        self._turns.clear()
+
+    def _turns_of(self, link: Connection) -> _Turns:
+        """Return what is asked of the server of a position."""
+        turns = self._turns.get(link.route)
+        if turns is None:
+            turns = self._turns[link.route] = _Turns(link.route)
+            if self._asks:
+                turns.ask()
+            current().reactor.run(self._find_turns(turns))
+        return turns
+
+    def _find_turns(self, turns: _Turns) -> Flow[None]:
+        """Ask one server whose turn it is, again and again, on a connection of its own."""
+        target = about_server(str(turns.route.address))
+        while not turns.is_over:
+            if not turns.is_asked:
+                turns.signal = Signal()
+                yield Hear(turns.signal, math.inf)
+                continue
+            try:
+                if turns.link is None:
+                    turns.link = yield from connect(turns.route, clock.now() + RESTART_PATIENCE)
+                ticket = yield from talk(turns.link, operations.next_turn(target))
+            except Exception as exc:
+                logger.debug("asking %s whose turn it is: %s", target.server, exc)
+                turns.lose()
+                if not turns.is_over:
+                    yield Pause(RESTART_PAUSE)
+            else:
+                self._tell(turns, ticket.decode())
+        turns.lose()
+
+    def _tell(self, turns: _Turns, ticket: str) -> None:
+        """Tell somebody of a turn; the answer that names it may still be under way, though."""
+        turns.is_asked = False
+        pending = turns.positions.get(ticket)
+        if pending is not None:
+            self._asks = False
+            pending.tell()
+        else:
+            turns.early.add(ticket)
+            self._give_back(turns)
+
+    def _give_back(self, turns: _Turns) -> None:
+        """Give back the turns of those who have just left: to lose the connection does it."""
+        if turns.early and not self._joining:
+            turns.early.clear()
+            turns.lose()
+            turns.ask()
 
     def _line_up(self, pending: PendingAcquire) -> None:
         if pending.left:
@@ -181,41 +254,58 @@ class PendingAcquires:
         if pending.left:
             return
         session, asked, started = pending.lock._session, pending.server, clock.now()
+        self._joining += 1
         try:
-            ticket = yield from session.line_up(pending, pending.progress, pending.turn)
+            ticket = yield from session.line_up(pending, pending.progress, TURN_MS)
         except Exception as exc:  # whatever it is, somebody waits for the end
             self._failed(pending, exc, asked, clock.now() - started > SLOW)
-            return
-        self._failing.pop(asked, None)
-        self._closed_until.pop(pending.line, None)
-        if pending.left:
-            session.abandon()
         else:
-            pending.task = current().reactor.run(self._attend(pending, ticket))
+            self._failing.pop(asked, None)
+            self._closed_until.pop(pending.line, None)
+            self._take_in(pending, ticket)
+        finally:
+            self._joining -= 1
+            for turns in self._turns.values():
+                self._give_back(turns)
 
-    def _attend(self, pending: PendingAcquire, ticket: bytes | None) -> Flow[None]:
-        """Wait for the turns of a position, until it is handed over, given up or over."""
-        try:
-            while ticket is not None or (ticket := (yield from self._await_turn(pending))):
-                pending.tell(ticket)
-                if not (yield from pending.obey()):
-                    yield from pending.lock._session.part()
-                    return
-                ticket = None
-        except Exception as exc:
-            self._failed(pending, exc)
+    def _take_in(self, pending: PendingAcquire, ticket: bytes) -> None:
+        """Have a position wait that has just been taken."""
+        session = pending.lock._session
+        link = session.queued
+        if pending.left or link is None:
+            session.abandon()
             return
-        self._end(pending)
+        # Should the connection break, the position may have gone elsewhere under that ticket.
+        pending.progress.place = ticket
+        turns = self._turns_of(link)
+        pending.wait_at(turns)
+        current().reactor.run(self._attend(pending))
+        queued, pending.queued = pending.queued, None
+        if queued is not None:
+            _call(queued)
+        if pending.ticket in turns.early:
+            turns.early.discard(pending.ticket)
+            self._asks = False
+            pending.tell()
 
-    def _await_turn(self, pending: PendingAcquire) -> Flow[bytes | None]:
+    def _attend(self, pending: PendingAcquire) -> Flow[None]:
+        """Wait for the end of a position."""
         seconds = None
         if pending.deadline is not None:
             seconds = math.ceil(max(0.0, pending.deadline - clock.now()))
-        queued, pending.queued = pending.queued, None
-        if queued is not None:
-            # Not here: the request is not out yet.
-            current().reactor.call(partial(_call, queued))
-        return pending.lock._session.await_turn(seconds, pending.progress)
+        try:
+            is_taken_up = yield from pending.lock._session.stay(seconds, pending.progress)
+        except Exception as exc:
+            pending.wait_no_more()
+            self._failed(pending, exc)
+            return
+        pending.wait_no_more()
+        if not is_taken_up:
+            self._end(pending)
+        elif pending.is_handed:
+            self._all.discard(pending)
+        else:
+            self._end(pending, _taken_up(pending))
 
     def _end(self, pending: PendingAcquire, error: errors.RemoteError | None = None) -> None:
         self._all.discard(pending)
@@ -285,15 +375,47 @@ class PendingAcquires:
                     self._end(each, error)
 
 
+class _Turns:
+    """What is asked of one server: whose turn it is."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.positions: dict[str, PendingAcquire] = {}
+        """All that wait there, by ticket."""
+        self.early: set[str] = set()
+        """Tickets of turns that came before the answers that name them."""
+        self.link: Connection | None = None
+        self.is_asked = False
+        self.is_over = False
+        self.signal = Signal()
+        """Of one of these two, for a flow that has nothing to do."""
+
+    def ask(self) -> None:
+        """Ask once, unless that is done already."""
+        self.is_asked = True
+        self.signal.fire()
+
+    def lose(self) -> None:
+        """Give up the connection, and with it a turn that nobody has heard of."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self.is_over = True
+        self.signal.fire()
+        if self.link is not None:
+            self.link.interrupt()
+
+
 class PendingAcquire:
     """One position in a queue."""
 
     __slots__ = (
         "_all",
         "_end_of_turn",
-        "_passes",
-        "_stands",
-        "_ticket",
+        "_turns",
         "deadline",
         "ended",
         "error",
@@ -303,9 +425,8 @@ class PendingAcquire:
         "number",
         "progress",
         "queued",
-        "task",
+        "ticket",
         "told",
-        "turn",
     )
 
     def __init__(
@@ -315,7 +436,6 @@ class PendingAcquire:
         lock: DistributedLock,
         timeout_s: float | None,
         progress: Progress,
-        turn: int,
         queued: Callable[[], object],
         told: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
@@ -332,19 +452,16 @@ class PendingAcquire:
         """Why it could not be queued."""
         self.left = False
         self.progress = progress
-        self.turn = turn
         self.queued: Callable[[], object] | None = queued
         self.told = told
         self.ended = ended
-        self._ticket = ""
-        """That of its latest turn."""
+        self.ticket = ""
+        """Of its position, while it has one."""
+        self._turns: _Turns | None = None
+        """Where it waits."""
         self._end_of_turn: dict[str, str] = {"by": WAITS}
-        """What has ended that, by a single operation: its user and the reactor may be of two minds."""
-        self._passes = False
-        """Whether others are to go first."""
-        self.task: Task | None = None
-        self._stands = False
-        """Whether the reactor waits for what is said next, or for the end of the connection."""
+        """What has ended its turn, by a single operation: its user and the reactor may be of two
+        minds."""
 
     @property
     def server(self) -> Address:
@@ -353,106 +470,82 @@ class PendingAcquire:
 
     # What those who were told have to say; each returns at once, in any thread.
 
-    @property
-    def ticket(self) -> str | None:
-        """Names the position while it is its turn, for those who show it; ``None`` while it waits."""
-        return None if self._end_of_turn else self._ticket
-
     def hand_over(self) -> str | None:
         """Return the ticket for the process that uses the lock; see `DistributedLock.enqueue`.
 
-        From now on this waits for nothing, and calls nothing. It keeps the position until that is
-        resumed. Call `leave` once it is, or once nobody will resume it.
+        From now on nothing is called any more. The position is there until it is taken up; call
+        `leave` once nobody will do so.
 
         ``None`` if it is not its turn any more, for its connection has broken: it waits again, and
         `told` or `ended` is called in time.
         """
-        return self._ticket if self._ends_turn(HANDED) else None
+        return self.ticket if self._ends_turn(HANDED) else None
 
     def pass_on(self) -> None:
-        """Let others go first now: there is nobody to use the lock. The position stays.
-
-        What follows is as before: `hand_over` at any time, or `come_back`.
-        """
-        self._passes = True
-        current().reactor.call(self._wake)
-
-    def come_back(self) -> None:
-        """Wait for the next turn at the old position: `told` is called again, or `ended`."""
-        if self._ends_turn(COMES_BACK):
-            current().reactor.call(self._wake)
+        """Let others go first: there is nobody to use the lock. It waits as before its turn."""
+        if self._ends_turn(PASSED):
+            current().reactor.call(self._pass_on)
 
     def leave(self) -> None:
-        """Give up the position, unless it was handed over and taken up. Nothing is called any more.
-
-        The position ends with this: after `hand_over` not before it has been taken up.
-        """
+        """Give up the position, unless it was handed over and taken up. Nothing is called any more."""
         self.left = True
         self._all._all.discard(self)
-        if self._is_handed:
-            current().reactor.call(self._wake)
-            return
-        session = self.lock._session
-        for link in (session.asking, session.queued):
-            if link is not None:
-                link.interrupt()  # the thread that waits on it learns of it, and closes it
+        current().reactor.call(self._part)
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether somebody has its ticket."""
+        return self._end_of_turn.get("by") is HANDED
 
     def _ends_turn(self, how: str) -> bool:
         return self._end_of_turn.setdefault("by", how) is how
 
-    @property
-    def _is_handed(self) -> bool:
-        return self._end_of_turn.get("by") is HANDED
-
     # On the reactor's thread.
 
-    def tell(self, ticket: bytes) -> None:
+    def wait_at(self, turns: _Turns) -> None:
+        """Have a position."""
+        self.ticket, self._turns = self.progress.place.decode(), turns
+        turns.positions[self.ticket] = self
+
+    def wait_no_more(self) -> None:
+        """Have none."""
+        if self._turns is not None:
+            self._turns.positions.pop(self.ticket, None)
+            self._turns = None
+
+    def tell(self) -> None:
         """Say that it is its turn."""
-        # Should the connection break, the position may have gone elsewhere under that ticket.
-        self.progress.place = ticket
-        self._ticket = ticket.decode()
-        self._passes = False
+        if self.left or self.is_handed:
+            self._all._ask()  # somebody has the ticket already: the next one may have its turn
+            return
         self._end_of_turn = {}
         _call(self.told)
-
-    def obey(self) -> Flow[bool]:
-        """Do what is said; return whether to wait for the next turn.
-
-        Raises:
-            OSError: the connection broke.
-            UnexpectedReplyError: its server said something that it was not asked.
-        """
-        session = self.lock._session
-        while True:
-            if self._end_of_turn.get("by") is COMES_BACK:
-                return True
-            if self.left and self._is_handed:
-                return False
-            if self._passes:
-                self._passes = False
-                yield from session.pass_on(self.progress.place)
-            else:
-                yield from self._stand()
 
     def falls_back(self) -> bool:
         """Whether it has to wait again after its connection broke; not if somebody has its ticket."""
         self._ends_turn(FELL_BACK)
-        return not self._is_handed
+        return not self.is_handed
 
-    def _stand(self) -> Flow[None]:
-        """Wait until something is said, or the connection ends."""
-        link = self.lock._session.queued
-        if link is None or link.closed:
-            raise ConnectionAbortedError("it was given up")
-        self._stands = True
-        is_readable = yield Ready(link, False, math.inf)
-        self._stands = False
-        if is_readable:
-            link.receive_now()
+    def _pass_on(self) -> None:
+        if self._turns is not None:
+            current().reactor.run(self._passing(self._turns))
 
-    def _wake(self) -> None:
-        if self._stands and self.task is not None:
-            current().reactor.resume(self.task)
+    def _passing(self, turns: _Turns) -> Flow[None]:
+        ticket, session = self.ticket.encode(), self.lock._session
+        while self._turns is turns:
+            try:
+                yield from session.pass_on(turns.route, ticket)
+            except Exception as exc:
+                logger.debug("passing on a turn for lock %r: %s", self.lock.key, exc)
+                yield Pause(RESTART_PAUSE)
+            else:
+                return
+
+    def _part(self) -> None:
+        session = self.lock._session
+        for link in (session.asking, session.queued):
+            if link is not None:
+                link.interrupt()  # what waits on it learns of it, and closes it
 
 
 def _call(function: Callable[[], Any]) -> Any:
@@ -470,6 +563,17 @@ def _will_pass(pending: PendingAcquire, error: errors.RemoteError) -> bool:
         return True
     shards = pending.lock._session.shards
     return shards is not None and error.server != str(shards.seeds)
+
+
+def _taken_up(pending: PendingAcquire) -> errors.RemoteError:
+    key, server = pending.lock.key, str(pending.server)
+    return errors.OwnerConflictError(
+        f"lock {key!r} on {server}: somebody else has taken up the position",
+        state="waiting",
+        attempt=0,
+        key=key,
+        server=server,
+    )
 
 
 def _remote(pending: PendingAcquire, exc: Exception) -> errors.RemoteError:

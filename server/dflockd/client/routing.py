@@ -529,7 +529,10 @@ class Pursuit:
     def _pause(self, seconds: float) -> Flow[None]:
         self._check_time()
         left = self.left
-        seconds *= random.uniform(1, 1 + JITTER)
+        if (
+            self._shards is not None
+        ):  # else one finds out for all: see `dflockd.client.release.Turn`
+            seconds *= random.uniform(1, 1 + JITTER)
         yield from self._wait(seconds if left is None else min(seconds, left))
 
     def _is_old(self) -> bool:

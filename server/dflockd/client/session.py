@@ -27,7 +27,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock, forks, operations, outage
 from dflockd.client.connection import Connection, Route
-from dflockd.client.conversation import Heard, talk
+from dflockd.client.conversation import Heard, ask, talk
 from dflockd.client.flow import Flow, Hear, Pause
 from dflockd.client.frames import without_frames
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
@@ -416,14 +416,14 @@ class LockSession(Requester):
     # Turns, for those who keep many waiters in order: only on one connection, and what goes wrong is
     # theirs to deal with.
 
-    def line_up(self, claim: object, progress: Progress, turn: int) -> Flow[bytes | None]:
-        """Take a position that gets a turn, now or not at all; its ticket if the turn is now.
+    def line_up(self, claim: object, progress: Progress, turn: int) -> Flow[bytes]:
+        """Take a position that gets a turn and no grant; return its ticket.
 
         Raises:
             UnsupportedError: the server does not know turns.
         """
 
-        def begin(target: Target, _: float | None) -> Operation[bytes | None]:
+        def begin(target: Target, _: float | None) -> Operation[bytes]:
             return operations.line_up(target, turn)
 
         ticket = yield from self._begun(claim, begin, 0, progress=progress)
@@ -431,36 +431,26 @@ class LockSession(Requester):
         self._end_request()
         return ticket
 
-    def await_turn(self, timeout: int | None, progress: Progress) -> Flow[bytes | None]:
-        """Wait for the turn of the position, once more after it has come; ``None`` if not in time."""
+    def stay(self, timeout: int | None, progress: Progress) -> Flow[bool]:
+        """Wait for the end of the position; whether somebody has taken it up."""
         link, claim = self.queued, self._owner.get("by")
         assert link is not None
         look = None if self.shards is None else partial(self._look, None)
         target = self.target._replace(progress=progress)
         try:
-            ticket = yield from talk(link, operations.await_turn(target, timeout), None, look)
+            is_taken_up = yield from talk(link, operations.stay(target, timeout), None, look)
         except errors.IN_ORDER:
             self._leave_queue(claim)  # its process has asked again on another connection
             raise
-        if ticket is None:
-            self.ticket = progress.kept.decode() or None
-            self._leave_queue(claim)
-        return ticket
-
-    def pass_on(self, ticket: bytes) -> Flow[None]:
-        """Let others go first at the position, whose turn it is."""
-        assert self.queued is not None
-        until = clock.now() + ANSWER_PATIENCE
-        yield from talk(self.queued, operations.pass_on(self.target, ticket), until)
-
-    def part(self) -> Flow[None]:
-        """Give the position up, or the connection alone if somebody has taken the position up."""
-        link, claim = self.queued, self._owner.get("by")
-        assert link is not None
-        until = clock.now() + ANSWER_PATIENCE
-        if not (yield from talk(link, operations.is_taken_up(self.target), until)):
-            link.close()
+        self.ticket = progress.kept.decode() or None
         self._leave_queue(claim)
+        return is_taken_up
+
+    def pass_on(self, route: Route, ticket: bytes) -> Flow[None]:
+        """Say that the turn of the position could not be used; its own connection is not asked."""
+        begin = partial(operations.pass_on, ticket=ticket)
+        pool = self._home().pool
+        yield from ask(pool, route, begin, self.target.at(route.address), ANSWER_PATIENCE)
 
     def _leave_queue(self, claim: object) -> None:
         """Be free: there is no position any more."""

@@ -201,7 +201,8 @@ class Member:
             else:
                 self._is_well("lease")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wants_lease.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._wants_lease.wait()
 
     async def _keep_lease(self) -> bool:
         """Keep the lease, or get one, and return whether there is one."""

@@ -10,8 +10,8 @@ from dflockd.table.deadlines import Deadlines
 from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
+from dflockd.table.line import ReservedPosition
 from dflockd.table.newest import Newest, NewestRecord
-from dflockd.table.queue import ReservedPosition
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
 from dflockd.table.state import (

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from dflockd.table.limits import STEP
-from dflockd.table.slots import Effect, Slots
+from dflockd.table.line import Process
+from dflockd.table.slots import Effect, Slots, answer_asking
 from dflockd.table.state import Hold, Peer, Waiter
 from dflockd.table.states import GONE, UNTOLD
 from dflockd.wire import Status
@@ -19,6 +20,8 @@ class Connections:
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.peers: dict[int, Peer] = {}
+        self.processes: dict[bytes, Process] = {}
+        """Of all connections that have said which they are, by instance."""
         self.draining = False
         """Whether nothing is granted any more to who comes."""
         self._keeps_holds = False
@@ -29,6 +32,14 @@ class Connections:
         self._last_peer += 1
         peer = self.peers[self._last_peer] = Peer(self._last_peer)
         return peer
+
+    def introduce(self, peer: Peer, instance: bytes) -> None:
+        """Take in whose process a connection is."""
+        process = self.processes.get(instance)
+        if process is None:
+            process = self.processes[instance] = Process(instance)
+        process.connections += 1
+        peer.instance, peer.process = instance, process
 
     def disconnect(
         self, peer: Peer, now: float, *, clean: bool, silent: bool = False, told: bool = True
@@ -52,12 +63,23 @@ class Connections:
         peer.ended = True
         if told:
             peer.granted = None
-        if peer.waiting is not None:
-            self.slots.leave(peer.waiting)
+        waiting = peer.waiting
+        if isinstance(waiting, Process):
+            waiting.asking = None
+        elif waiting is not None and not waiting.is_told:
+            self.slots.leave(waiting)
+        peer.waiting = None
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
             if not waiter.is_told:  # else that frees a slot: after what falls due now
                 self._stand_down(waiter, now, effects)
         self.slots.expire(now, effects)
+        if peer.told is not None and peer.told.is_told:
+            # Its process may never have heard of it.
+            self.slots.pass_on(peer.told, now, effects)
+        if peer.process is not None:
+            peer.process.connections -= 1
+            if not peer.process.connections:
+                del self.processes[peer.instance]
         limits = self.slots.limits
         stays = self._keeps_holds or silent or peer.detaches or not limits.auto_release
         timeout = limits.orphan_ttl if limits.orphan_all or not clean else 0
@@ -109,8 +131,8 @@ class Connections:
         self.slots.in_steps(self._all_to_drain(), self._send_home, now, effects)
         return effects
 
-    def _all_to_drain(self) -> Iterator[Hold | Waiter]:
-        """Yield all who wait; then the slots that nobody has heard of.
+    def _all_to_drain(self) -> Iterator[Hold | Waiter | Process]:
+        """Yield all who wait or ask; then the slots that nobody has heard of.
 
         Nobody can ask for these any more, and nobody is left to have them instead.
         """
@@ -125,9 +147,11 @@ class Connections:
                 if waiter.state == UNTOLD and waiter.hold is not None
             ]
 
-    def _send_home(self, item: Hold | Waiter, now: float, effects: list[Effect]) -> None:
-        """Take out who waits, or a slot that nobody has heard of, if it is still there."""
-        if isinstance(item, Hold):
+    def _send_home(self, item: Hold | Waiter | Process, now: float, effects: list[Effect]) -> None:
+        """Take out who waits or asks, or a slot that nobody has heard of, if it is still there."""
+        if isinstance(item, Process):
+            answer_asking(item, Status.DRAINING, effects)
+        elif isinstance(item, Hold):
             if not item.ended:
                 self.slots.free(item, now, effects)
         elif item.hold is None and item.state != GONE:

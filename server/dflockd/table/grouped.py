@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from heapq import merge
-from typing import Final
+from heapq import heapify, heappop, heappush, heapreplace, merge
+from typing import Final, Generic
 
-from dflockd.table.queue import Line, Queue, W, earlier, number_of, take_out
+from dflockd.table.line import Lines, Process, W, earlier, number_of, take_out
+from dflockd.table.queue import Queue
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
 from dflockd.wire import FairGroup
 
@@ -16,10 +17,10 @@ UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
 
 
-class Lane(Line[W]):
+class Lane(Lines[W]):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
-    __slots__ = ("limit", "name", "plain", "rated", "ready", "taken", "waiting")
+    __slots__ = ("anytime", "limit", "name", "plain", "ready", "taken", "waiting")
 
     def __init__(self, name: bytes, limit: int) -> None:
         super().__init__()
@@ -27,25 +28,133 @@ class Lane(Line[W]):
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
-        self.rated: Line[W] | None = None
-        """Those who need a place of the rate."""
         self.taken = 0
         """Slots that its members have, and those that are held for some."""
         self.waiting = 0
         """How many wait..."""
         self.ready = 0
         """... and may have their turn: all of them, or none while the group has all that it may..."""
+        self.anytime = 0
+        """... and can start at any time..."""
         self.plain = 0
         """... and need no place of the rate."""
-
-    def all(self) -> Iterator[W]:
-        """Go through all who wait, in order."""
-        return iter(self) if self.rated is None else merge(self, self.rated, key=number_of)
 
     @property
     def has_room(self) -> bool:
         """Whether it may have another slot."""
         return self.limit <= 0 or self.taken < self.limit
+
+    def has_any(self, process: Process | None) -> bool:
+        """Whether there is somebody of a process, or somebody who can start at any time."""
+        return self.has(process) or (self.rated is not None and self.rated.has(process))
+
+    def processes(self, *, is_plain: bool) -> list[Process]:
+        """Return whose there are, of those who need no place or of all."""
+        if is_plain or self.rated is None:
+            return list(self.rows)
+        return list({**self.rows, **self.rated.rows})
+
+
+class Heap(Generic[W]):
+    """The lanes of a ring where one process has somebody, by their turns."""
+
+    __slots__ = ("lanes", "turns")
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[int, Lane[W]]] = []
+        """Numbers of turns that may be out of date, and then too small."""
+        self.lanes: set[Lane[W]] = set()
+        """All in it: also some where nobody of the process is any more, or which have left the ring."""
+
+
+class Ring(Generic[W]):
+    """Lanes whose turns are to come, in their order, found by who can start there now.
+
+    A lane whose waiters cannot start now is passed over where it is. So for each process there is a
+    heap of the lanes where it has somebody, and one of those where somebody can start at any time:
+    the next lane is the first of the first ones of those who ask.
+    """
+
+    __slots__ = ("_heaps", "_is_plain", "_last", "lanes")
+
+    def __init__(self, *, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        """Whether only those count who need no place of the rate."""
+        self.lanes: OrderedDict[Lane[W], int] = OrderedDict()
+        """Whose turn is next first; with the number of that turn."""
+        self._last = 0
+        """The number of the last turn."""
+        self._heaps: dict[Process | None, Heap[W]] = {}
+
+    def keep(self, lane: Lane[W], *, is_in: bool) -> None:
+        """Let a lane be in it, at the end if it has not been, or not be in it."""
+        if not is_in:
+            self.lanes.pop(lane, None)
+        elif lane not in self.lanes:
+            self.move_to_end(lane)
+            self._list(lane, None)
+            for process in lane.processes(is_plain=self._is_plain):
+                self._list(lane, process)
+
+    def move_to_end(self, lane: Lane[W]) -> None:
+        """Let a lane have its turn after all others."""
+        self._last += 1
+        self.lanes[lane] = self._last
+        self.lanes.move_to_end(lane)
+
+    def first(self, processes: Iterable[Process]) -> Lane[W] | None:
+        """Return the first lane where somebody can start now."""
+        lane = self.first_of(None)
+        for process in processes:
+            if process.asking is not None:
+                other = self.first_of(process)
+                if lane is None or (other is not None and self.lanes[other] < self.lanes[lane]):
+                    lane = other
+        return lane
+
+    def first_of(self, process: Process | None) -> Lane[W] | None:
+        """Return the first lane where a process has somebody, or somebody can start at any time."""
+        heap = self._heaps.get(process)
+        if heap is None:
+            return None
+        while heap.turns:
+            noted, lane = heap.turns[0]
+            turn = self.lanes.get(lane)
+            if turn is None or not self._has(lane, process):
+                heappop(heap.turns)
+                heap.lanes.discard(lane)
+            elif turn != noted:
+                heapreplace(heap.turns, (turn, lane))
+            else:
+                return lane
+        del self._heaps[process]
+        return None
+
+    def note(self, lane: Lane[W], process: Process | None) -> None:
+        """Note that somebody of a process is in a lane, or somebody who can start at any time."""
+        if lane in self.lanes:
+            self._list(lane, process)
+
+    def forget(self, process: Process) -> None:
+        """Note that nobody of a process is in any lane."""
+        self._heaps.pop(process, None)
+
+    def _has(self, lane: Lane[W], process: Process | None) -> bool:
+        return lane.has(process) if self._is_plain else lane.has_any(process)
+
+    def _list(self, lane: Lane[W], process: Process | None) -> None:
+        """See to it that a lane is found where a process has somebody."""
+        heap = self._heaps.get(process)
+        if (heap is not None and lane in heap.lanes) or not self._has(lane, process):
+            return
+        if heap is None:
+            heap = self._heaps[process] = Heap()
+        heap.lanes.add(lane)
+        heappush(heap.turns, (self.lanes[lane], lane))
+        if len(heap.turns) > 2 * len(self.lanes) + 16:  # nobody has looked at those that are gone
+            heap.lanes.intersection_update(self.lanes)
+            heap.turns = [(self.lanes[each], each) for each in heap.lanes]
+            heapify(heap.turns)
 
 
 class GroupedQueue(Queue[W]):
@@ -65,12 +174,12 @@ class GroupedQueue(Queue[W]):
     """
 
     __slots__ = (
+        "_anytime",
         "_held",
         "_lanes",
         "_plain",
         "_plain_ring",
         "_queued",
-        "_ready",
         "_resting",
         "_ring",
         "groups",
@@ -81,9 +190,9 @@ class GroupedQueue(Queue[W]):
         self.is_grouped = True
         self._lanes: dict[bytes, Lane[W]] = {}
         """By the names of their groups."""
-        self._ring: OrderedDict[Lane[W], None] = OrderedDict()
-        """Those that have somebody ready: whose turn is next first."""
-        self._plain_ring: OrderedDict[Lane[W], None] = OrderedDict()
+        self._ring: Ring[W] = Ring(is_plain=False)
+        """Those that have somebody ready."""
+        self._plain_ring: Ring[W] = Ring(is_plain=True)
         """Those that have somebody ready who needs no place, for when the rate has none."""
         self._resting: dict[bytes, Lane[W]] = {}
         """Those that have somebody who waits, and all that they may."""
@@ -93,18 +202,19 @@ class GroupedQueue(Queue[W]):
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
         """How many wait in all lanes..."""
-        self._ready = 0
-        """... and of those that are in the ring..."""
+        self._anytime = 0
+        """... and of those that are in the ring can start at any time..."""
         self._plain = 0
         """... and need no place of the rate."""
         if before is None:
             return
         self.expected, self.told, self.passed = before.expected, before.told, before.passed
-        self.away, self.pending, self.silent = before.away, before.pending, before.silent
+        self.away, self.pending, self.processes = before.away, before.pending, before.processes
         self.gap, self.last, self.listener = before.gap, before.last, before.listener
         self.rate, self.places = before.rate, before.places
         lane = self._lane(None)
         lane.line, lane.returned, lane.rated = before.line, before.returned, before.rated
+        lane.rows, lane.called = before.rows, before.called
         lane.taken = len(self.expected) + len(self.told)
         self._review(lane)
 
@@ -114,7 +224,7 @@ class GroupedQueue(Queue[W]):
     def __iter__(self) -> Iterator[W]:
         others = [each.copy() for each in (self.expected, self.told, self.passed)]
         yield from merge(*others, key=number_of)
-        yield from _rounds(list(self._ring))
+        yield from _rounds(list(self._ring.lanes))
         for _, lane in sorted(self._resting.items()):
             yield from list(lane.all())
 
@@ -122,47 +232,66 @@ class GroupedQueue(Queue[W]):
         """Return who has waited longest."""
         first = super().oldest()
         lane = self._lanes.get(b"")  # of who was here before there were groups
-        return first if lane is None else earlier(first, next(lane.all(), None))
+        return first if lane is None else earlier(first, lane.foremost_of_all())
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer whose group may have another slot, and who needs no place..."""
-        return self._plain + len(self.expected) + len(self.told)
+        """How many go before a newcomer whose group may have another slot, and who needs no place."""
+        ahead = self._plain + len(self.expected) + len(self.told)
+        return ahead + self._asking_in(self._plain_ring) if self.processes else ahead
 
     @property
     def rated_ahead(self) -> int:
-        """... and how many others before one who does."""
-        return self._ready - self._plain
+        """How many others go before one who does."""
+        ahead = self._anytime - self._plain
+        if self.processes:
+            ahead += self._asking_in(self._ring) - self._asking_in(self._plain_ring)
+        return ahead
+
+    @property
+    def has_plain(self) -> bool:
+        """Whether somebody needs no place of the rate whose group may have another slot."""
+        return bool(self._plain_ring.lanes)
 
     def first(self, free: int, *, has_place: bool) -> W | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
-        if free > len(self.told) + len(self.expected):
-            for lane in self._ring if has_place else self._plain_ring:
-                rated = lane.rated.first() if has_place and lane.rated is not None else None
-                return earlier(lane.first(), rated)
-        return None
+        if free <= len(self.told) + len(self.expected):
+            return None
+        lane = (self._ring if has_place else self._plain_ring).first(self.processes)
+        return None if lane is None else lane.starter(has_place=has_place)
 
     def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
+        self.line[waiter] = None
         lane = self._lane(waiter.group)
-        _line(lane, waiter).line[waiter] = self.line[waiter] = None
+        lane.of(waiter).enter(waiter)
+        if waiter.process is not None:
+            self._count(waiter.process)
         self._review(lane)
+        self._note(lane, waiter.process)
 
     def come_back(self, waiter: W) -> None:
-        """Let somebody in whose turn had come: ahead of the others of the group."""
-        lane = self._lane(waiter.group)
-        insort(_line(lane, waiter).returned, waiter, key=number_of)
+        """Let somebody in who has a position from before: ahead of the later ones of the group."""
         insort(self.returned, waiter, key=number_of)
+        lane = self._lane(waiter.group)
+        lane.of(waiter).go_back(waiter)
+        if waiter.process is not None:
+            self._count(waiter.process)
         self._review(lane)
+        self._note(lane, waiter.process)
 
-    def rate_it(self, waiter: W, *, is_rated: bool) -> None:
-        """Let a waiter that is in line need a place of the rate, or need none."""
-        if waiter.is_rated is not is_rated:
-            lane = self._lane(waiter.group)
-            _line(lane, waiter).take_out(waiter)
-            waiter.is_rated = is_rated
-            insort(_line(lane, waiter).returned, waiter, key=number_of)
-            self._review(lane)
+    def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
+        """Let somebody in line be one who is told by another process, or needs a place, or neither."""
+        lane = self._lane(waiter.group)
+        lane.of(waiter).leave(waiter)
+        if waiter.process is not None:
+            self._uncount(waiter, waiter.process)
+        waiter.process, waiter.is_rated = process, is_rated
+        lane.of(waiter).go_back(waiter)
+        if waiter.process is not None:
+            self._count(waiter.process)
+        self._review(lane)
+        self._note(lane, process)
 
     def expect(self, waiter: W) -> None:
         """Hold a slot for somebody whose turn it is."""
@@ -181,21 +310,34 @@ class GroupedQueue(Queue[W]):
         elif waiter.state == PASSED:
             take_out(waiter, self.passed)
         else:
-            _line(lane, waiter).take_out(waiter)
-            if waiter in self.line:
-                del self.line[waiter]
-            else:  # or it has come before there were groups here
-                take_out(waiter, self.returned)
+            lane.of(waiter).leave(waiter)
+            self.drop(waiter)  # if it has come since there are groups here
+            if waiter.process is not None:
+                self._uncount(waiter, waiter.process)
         self._review(lane)
+
+    def _forget(self, process: Process, waiter: W) -> None:
+        super()._forget(process, waiter)
+        self._ring.forget(process)
+        self._plain_ring.forget(process)
+
+    def _note(self, lane: Lane[W], process: Process | None) -> None:
+        self._ring.note(lane, process)
+        self._plain_ring.note(lane, process)
+
+    def _asking_in(self, ring: Ring[W]) -> int:
+        """How many processes ask that have somebody in a ring."""
+        asking = [process for process in self.processes if process.asking is not None]
+        return sum([ring.first_of(process) is not None for process in asking])
 
     # Of groups.
 
     def use_turn(self, waiter: W) -> None:
         """Note that somebody who is the `first` one is given a slot: the group is the last one now."""
         lane = self._lane(waiter.group)
-        self._ring.move_to_end(lane)
-        if lane.plain:
-            self._plain_ring.move_to_end(lane)
+        for ring in (self._ring, self._plain_ring):
+            if lane in ring.lanes:
+                ring.move_to_end(lane)
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
         """Note that a member of a group has a slot."""
@@ -247,7 +389,7 @@ class GroupedQueue(Queue[W]):
         A server that lets them in one by one has the groups in the same order.
         """
         first: list[W] = []
-        lines: dict[bytes, list[W]] = {lane.name: [] for lane in self._ring}
+        lines: dict[bytes, list[W]] = {lane.name: [] for lane in self._ring.lanes}
         for waiter in waiters:
             # Their turn has come, and what they were given by it is taken back or held for them.
             if waiter.state in (UNTOLD, EXPECTED):
@@ -268,40 +410,28 @@ class GroupedQueue(Queue[W]):
 
     def _review(self, lane: Lane[W]) -> None:
         """Take in what has changed in a lane."""
-        plain = len(lane)
-        waiting = plain if lane.rated is None else plain + len(lane.rated)
-        ready = waiting if lane.has_room else 0
-        plain = plain if ready else 0
+        plain = all_anytime = len(lane.line) + len(lane.returned)
+        in_line = waiting = plain + lane.called
+        if lane.rated is not None:
+            waiting += lane.rated.length
+            all_anytime += lane.rated.size
+        ready = waiting
+        if 0 < lane.limit <= lane.taken:  # as `Lane.has_room`, without a call
+            ready = in_line = plain = all_anytime = 0
         self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting
-        self._ready += ready - lane.ready
+        self._anytime += all_anytime - lane.anytime
         self._plain += plain - lane.plain
-        _keep(self._ring, lane, is_in=ready > 0)
-        _keep(self._plain_ring, lane, is_in=plain > 0)
+        if ready or lane.ready:
+            self._ring.keep(lane, is_in=ready > 0)
+            self._plain_ring.keep(lane, is_in=in_line > 0)
         if waiting and not ready:
             self._resting[lane.name] = lane
         else:
             self._resting.pop(lane.name, None)
-        lane.waiting, lane.ready, lane.plain = waiting, ready, plain
+        lane.waiting, lane.ready, lane.anytime, lane.plain = waiting, ready, all_anytime, plain
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
-
-
-def _line(lane: Lane[W], waiter: W) -> Line[W]:
-    """Return the line of a lane in which a waiter stands, or is to stand."""
-    if not waiter.is_rated:
-        return lane
-    if lane.rated is None:
-        lane.rated = Line()
-    return lane.rated
-
-
-def _keep(ring: OrderedDict[Lane[W], None], lane: Lane[W], *, is_in: bool) -> None:
-    """Let a lane be in a ring, at the end if it has not been, or not be in it."""
-    if is_in:
-        ring.setdefault(lane)
-    else:
-        ring.pop(lane, None)
 
 
 def _name(group: FairGroup | None) -> bytes:

@@ -16,16 +16,16 @@ from dflockd.table.newest import OLDEST
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
-from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
+from dflockd.table.states import GONE, GRANTED, UNTOLD
 from dflockd.wire import (
     FairGroup,
     Owner,
     OwnerConflict,
+    Queued,
     Refusal,
     Reply,
     Space,
     Status,
-    YourTurn,
     key_problem,
 )
 from dflockd.wire import Rate as RateAsked
@@ -119,6 +119,8 @@ class Requests:
         lease = self.limits.default_lease if asked.lease is None else asked.lease
         if lease > self.limits.max_lease or self._is_beyond(asked):
             return _ERROR
+        if asked.turn is not None and peer.process is None:
+            return _ERROR  # nobody could be told
         name = (space, key)
         if name in peer.enqueued:
             return Status.ALREADY_ENQUEUED
@@ -162,14 +164,12 @@ class Requests:
             hold.lease = waiter.lease
             self.slots.extend(hold, waiter.lease, now)
             return hold
-        if waiter.state == PASSED:
-            self.slots.reservations.come_back(waiter, waiter.entry)
-            self.slots.promote(waiter.entry, now, effects)
-        if waiter.state == EXPECTED:
-            return YourTurn(waiter.ticket)
         waiter.reserve = asked.reserve
-        if asked.timeout == 0:
-            return self.slots.end_wait(waiter, now)
+        if asked.timeout == 0 and not waiter.is_told:
+            wanted_turn, reply = waiter.turn is not None, self.slots.end_wait(waiter, now)
+            if wanted_turn:
+                self.slots.look_after(waiter, now, effects)
+            return reply
         self.slots.block(waiter, asked.timeout, now)
         return None
 
@@ -349,16 +349,26 @@ class Requests:
         Returns:
             Whether there is a slot for it alone.
         """
-        if _is_resumed(waiter, asked):
-            owner, label = asked.owner, asked.label
-            has_slot = self.slots.reservations.take_up(
-                waiter, entry, peer, lease, owner, label, two_phase=two_phase
-            )
+        is_resumed = _is_resumed(waiter, asked)
+        if is_resumed or waiter.owner is None:
+            self.slots.unblock(waiter, Status.NOT_ENQUEUED, effects)
         else:
-            has_slot = self._take_over(waiter, peer, lease, effects, two_phase=two_phase)
-        entry.queue().rate_it(waiter, is_rated=asked.rate is not None)
-        waiter.reserve = asked.reserve
-        waiter.turn = None if asked.turn is None else asked.turn / 1000
+            conflict = OwnerConflict(b"waiting", waiter.owner.attempt)
+            self.slots.unblock(waiter, conflict, effects)
+        if waiter.two_phase:
+            self.slots.forget_waiter(waiter)
+        if waiter.turn is not None:
+            del entry.partition.reserved[waiter.ticket]
+        has_slot = self.slots.reservations.come_back(waiter, entry)
+        if is_resumed:
+            owners.discard(entry, waiter)
+            waiter.owner, waiter.label = asked.owner, asked.label
+            owners.add(entry, waiter)
+        waiter.lease, waiter.two_phase, waiter.reserve = lease, two_phase, asked.reserve
+        if is_resumed and asked.turn is not None:
+            waiter.ticket = b""  # a ticket works once
+        turn = None if asked.turn is None else asked.turn / 1000
+        self.slots.hand(waiter, peer, turn, is_rated=asked.rate is not None)
         return has_slot
 
     def _has_room(
@@ -483,17 +493,17 @@ class Requests:
                 *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
                 two_phase=True,
                 is_rated=rate is not None,
+                turn=None if asked.turn is None else asked.turn / 1000,
             )
         peer.enqueued[entry.space, entry.key] = waiter
         if asked.turn is not None:
-            waiter.turn = asked.turn / 1000
             self.slots.promote(entry, now, effects)
         return self._answer_enqueued(waiter)
 
     def _answer_enqueued(self, waiter: Waiter) -> Answer:
         hold = waiter.hold
         if hold is None:
-            return YourTurn(waiter.ticket) if waiter.state == EXPECTED else Status.QUEUED
+            return Status.QUEUED if waiter.turn is None else Queued(waiter.ticket)
         if waiter.state == UNTOLD:
             waiter.state = GRANTED
             hold.told = True
@@ -527,27 +537,6 @@ class Requests:
         if peer.instance and is_same and not there.is_away:
             return there
         return OwnerConflict(b"waiting", there.owner.attempt)
-
-    def _take_over(
-        self, waiter: Waiter, peer: Peer, lease: int, effects: list[Effect], *, two_phase: bool
-    ) -> bool:
-        """Let a peer wait where another connection of the same process does so far.
-
-        Returns:
-            Whether there is a slot for it alone.
-        """
-        has_slot = False
-        if waiter.state == WAITING and waiter.owner is not None:
-            self.slots.deadlines.clear(waiter)
-            waiter.peer.waiting = None
-            waiter.state = QUEUED
-            effects.append((waiter.peer.id, OwnerConflict(b"waiting", waiter.owner.attempt)))
-        elif waiter.is_told:
-            has_slot = self.slots.reservations.come_back(waiter, waiter.entry)
-        if waiter.two_phase:
-            self.slots.forget_waiter(waiter)
-        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        return has_slot
 
 
 def _is_resumed(waiter: Waiter, asked: Asked) -> bool:

@@ -1,7 +1,7 @@
 """Positions in queues that can be resumed, and slots that are held for them.
 
-A waiter is away, and has reserved its position. Or it has a turn, and any client with the ticket
-can resume the position: like that of any waiter, it lasts as long as its connection.
+A waiter is away, and has reserved its position. Or it wants a turn, and any client with the ticket
+can take the position up: like that of any waiter, it lasts as long as its connection.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
-from dflockd.table.queue import Queue, ReservedPosition
-from dflockd.table.state import NOBODY, Entry, Partition, Peer, Waiter
-from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
-from dflockd.wire import Owner
+from dflockd.table.line import ReservedPosition
+from dflockd.table.queue import Queue
+from dflockd.table.state import NOBODY, Entry, Partition, Waiter
+from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED, WAITING
 
 RESERVED_LATE = 60.0
 """Seconds for which a position is kept after somebody was expected back: workers can be busy."""
@@ -64,25 +64,28 @@ class Reservations:
         waiter.reserve = None
         waiter.turn = None
         waiter.ticket = ticket
+        queue = waiter.entry.queue()
+        queue.change(waiter, None, is_rated=waiter.is_rated)
         waiter.reservation = reservation
         waiter.state = RESERVED
-        waiter.entry.queue().away += 1
+        queue.away += 1
         waiter.entry.partition.reserved[ticket] = waiter
         self._size += 1
         self._deadlines.set(waiter, rounded(reservation.until - now), now)
 
-    def tell(self, waiter: Waiter, turn: float, now: float) -> None:
-        """Hold a slot for a waiter whose turn it is, for this number of seconds.
-
-        No deadline of its own is set.
-        """
+    @staticmethod
+    def name(waiter: Waiter) -> None:
+        """See to it that the position of a waiter who wants a turn can be taken up."""
         entry = waiter.entry
         waiter.ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
-        waiter.reserve = None
         entry.partition.reserved[waiter.ticket] = waiter
-        queue = entry.queue()
-        queue.expect(waiter)
-        self._deadlines.set(waiter, queue.patience(waiter.peer.instance, turn), now)
+
+    def tell(self, waiter: Waiter, turn: float, now: float) -> None:
+        """Hold a slot for a waiter whose turn it is, for this number of seconds."""
+        if waiter.state == WAITING:
+            self._deadlines.clear(waiter)
+        waiter.entry.queue().expect(waiter)
+        self._deadlines.set(waiter, turn, now)
 
     # Back again.
 
@@ -94,54 +97,25 @@ class Reservations:
             return None
         return waiter
 
-    def take_up(
-        self,
-        waiter: Waiter,
-        entry: Entry,
-        peer: Peer,
-        lease: int,
-        owner: Owner | None,
-        label: bytes,
-        *,
-        two_phase: bool,
-    ) -> bool:
-        """Let a peer have a position: it waits there, by ``enqueue`` so far.
-
-        Returns:
-            Whether there is a slot for it alone; see `come_back`.
-        """
-        waiter.peer.enqueued.pop((entry.space, entry.key), None)
-        has_slot = self.come_back(waiter, entry)
-        owners.discard(entry, waiter)
-        waiter.peer = peer
-        waiter.owner, waiter.label = owner, label
-        owners.add(entry, waiter)
-        waiter.lease = lease
-        waiter.turn = None
-        waiter.two_phase = two_phase
-        return has_slot
-
     def come_back(self, waiter: Waiter, entry: Entry) -> bool:
-        """Let a waiter be in the queue again as one of those who wait.
+        """Let a waiter stand in line again if it does not, as one who waits by ``enqueue``.
 
         Returns:
             Whether a slot was held for it alone.
         """
-        del entry.partition.reserved[waiter.ticket]
         queue = entry.queue() if waiter.group is None else entry.grouped()
         # Among groups nobody else could have it: the turn of that of somebody who was away is over.
         has_slot = waiter.state == EXPECTED and (queue.is_grouped or not waiter.is_away)
         if waiter.is_away:
+            del entry.partition.reserved[waiter.ticket]
             self._is_kept_no_more(waiter)
             owners.discard(waiter.entry, waiter)  # its age
-        else:
-            queue.has_spoken(waiter.peer.instance)
         if waiter.is_away or waiter.state == EXPECTED:
             self._deadlines.clear(waiter)
         if waiter.state == RESERVED:
             queue.away -= 1
-        else:
-            queue.come_back(waiter)  # before it is removed: its partition is not to be forgotten
+        elif waiter.state in (EXPECTED, PASSED):
+            queue.come_back(waiter)  # before it is removed: its group is not to be forgotten
             if not waiter.is_away or waiter.state == EXPECTED:
                 queue.remove(waiter)
         waiter.reservation = None
@@ -166,8 +140,16 @@ class Reservations:
             owners.discard(waiter.entry, waiter)
 
     def pass_on(self, waiter: Waiter, now: float) -> bool:
-        """Stop holding a slot for a waiter; say whether one was held."""
-        waiter.entry.queue().has_spoken(waiter.peer.instance)
+        """Stop holding a slot for a waiter; say whether somebody may have a turn with that.
+
+        A waiter whose process has heard of its turn is in line again as if it had not.
+        """
+        if waiter.is_told:
+            self.come_back(waiter, waiter.entry)
+            if waiter.peer.waiting is waiter:
+                waiter.state = WAITING
+                self._deadlines.set(waiter, rounded(waiter.until - now), now)
+            return True
         if waiter.state != EXPECTED:
             return False
         self._deadlines.clear(waiter)
@@ -182,8 +164,6 @@ class Reservations:
         """
         reservation = waiter.reservation
         if waiter.state == EXPECTED and (reservation is None or now < reservation.until):
-            if reservation is None:
-                waiter.entry.queue().said_nothing(waiter.peer.instance)
             self._let_pass(waiter, now)
             return True
         entry, is_queued = waiter.entry, waiter.state != PASSED

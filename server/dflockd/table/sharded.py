@@ -9,13 +9,14 @@ from typing import NamedTuple, Protocol
 from dflockd.table import owners, recovery, superseding
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
+from dflockd.table.line import Process, ReservedPosition
 from dflockd.table.newest import NewestRecord
-from dflockd.table.queue import Queue, ReservedPosition
+from dflockd.table.queue import Queue
 from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
 from dflockd.table.requests import Answer
 from dflockd.table.reservations import RESERVED_LATE
-from dflockd.table.slots import Effect
+from dflockd.table.slots import Effect, answer_asking
 from dflockd.table.state import (
     NOBODY,
     Entry,
@@ -26,7 +27,7 @@ from dflockd.table.state import (
     Serving,
     Waiter,
 )
-from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
+from dflockd.table.states import EXPECTED, GONE
 from dflockd.table.table import LockTable
 from dflockd.wire import (
     FairGroup,
@@ -228,7 +229,7 @@ class ShardTable(LockTable):
             entry, reservation, owner = waiter.entry, waiter.reservation, waiter.owner
             if waiter.is_told:
                 reservation = _as_reserved(waiter, now)
-            elif reservation is None:
+            elif reservation is None and waiter.turn is None:
                 waiter.ticket = partition.issuer.ticket(entry.space, entry.key)
             snapshot.waiters.append(
                 WaiterRecord(
@@ -258,14 +259,13 @@ class ShardTable(LockTable):
         """
         effects: list[Effect] = []
         for peer in self.connections.peers.values():
-            waiter = peer.waiting
-            if waiter is not None:
-                if waiter.two_phase:
-                    self.deadlines.clear(waiter)
-                    waiter.state = QUEUED
-                    peer.waiting = None
-                else:
-                    self.slots.leave(waiter)
+            waiting = peer.waiting
+            if isinstance(waiting, Process):
+                answer_asking(waiting, self._lapsed, effects)
+            elif waiting is not None and waiting.two_phase:
+                self.slots.unblock(waiting, self._lapsed, effects)
+            elif waiting is not None:
+                self.slots.leave(waiting)
                 effects.append((peer.id, self._lapsed))
         return effects
 
@@ -295,7 +295,7 @@ class ShardTable(LockTable):
                     left = Left(hold.waiter.ticket, hold.waiter.turn)
                     hold.waiter.peer.left[entry.space, entry.key] = left
             for waiter in list(entry.waiters or ()):
-                peer, is_blocked = waiter.peer, waiter.state == WAITING
+                peer, is_blocked = waiter.peer, waiter.peer.waiting is waiter
                 self.slots.leave(waiter)
                 if is_blocked:
                     effects.append((peer.id, _naming(reply, waiter.ticket)))
@@ -401,9 +401,10 @@ class ShardTable(LockTable):
         entry = partition.spaces[space].get(key) or self.slots.add(
             partition, space, key, waiter.entry.limit, now
         )
-        who = waiter.lease, waiter.owner, waiter.label
-        self.slots.reservations.take_up(waiter, entry, peer, *who, two_phase=True)
-        waiter.turn = left.turn
+        self.slots.reservations.come_back(waiter, entry)
+        owners.add(entry, waiter)
+        waiter.two_phase = True
+        self.slots.hand(waiter, peer, left.turn, is_rated=waiter.is_rated)
         peer.enqueued[name] = waiter
         self.slots.promote(entry, now, effects)
 

@@ -16,12 +16,13 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.line import Process, ReservedPosition
 from dflockd.table.newest import NewestKeys
-from dflockd.table.queue import Queue, ReservedPosition
+from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Waiter
-from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
+from dflockd.table.states import GONE, LISTENING, QUEUED, RESERVED, UNTOLD, WAITING
 from dflockd.wire import (
     FairGroup,
     Granted,
@@ -266,6 +267,7 @@ class Slots:
         *,
         two_phase: bool,
         is_rated: bool = False,
+        turn: float | None = None,
     ) -> Waiter:
         """Let somebody stand in line."""
         waiter = Waiter(
@@ -281,7 +283,10 @@ class Slots:
         elif queue is None:
             queue = entry.queue()
         waiter.is_rated = is_rated
-        if queue.is_grouped or is_rated:
+        if turn is not None:
+            waiter.turn, waiter.process = turn, peer.process
+            self.reservations.name(waiter)
+        if queue.is_grouped or is_rated or turn is not None:
             queue.join(waiter)
         else:
             queue.line[waiter] = None
@@ -293,11 +298,31 @@ class Slots:
         return waiter
 
     def block(self, waiter: Waiter, timeout: int, now: float) -> None:
-        """Let a waiter wait for so many seconds."""
-        waiter.state = WAITING
+        """Let a waiter wait for so many seconds, which end nothing while it is its turn."""
         waiter.peer.waiting = waiter
         waiter.peer.granted = None
-        self.deadlines.set(waiter, timeout, now)
+        waiter.until = now + timeout
+        if not waiter.is_told:
+            waiter.state = WAITING
+            self.deadlines.set(waiter, timeout, now)
+
+    def hand(self, waiter: Waiter, peer: Peer, turn: float | None, *, is_rated: bool) -> None:
+        """Let a waiter in line be of another peer, which wants such a turn, or a grant."""
+        waiter.peer, waiter.turn = peer, turn
+        process = peer.process if turn is not None else None
+        waiter.entry.queue().change(waiter, process, is_rated=is_rated)
+        if turn is not None:
+            self.reservations.name(waiter)
+
+    def unblock(self, waiter: Waiter, reply: Reply, effects: list[Effect]) -> None:
+        """Answer the connection that is blocked on a position, if one is; that stays."""
+        peer = waiter.peer
+        if peer.waiting is waiter:
+            if waiter.state == WAITING:
+                self.deadlines.clear(waiter)
+                waiter.state = QUEUED
+            peer.waiting = None
+            effects.append((peer.id, reply))
 
     def end_wait(self, waiter: Waiter, now: float) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
@@ -324,6 +349,11 @@ class Slots:
         self.counts.kept += 1
         return TimedOut(ticket)
 
+    def look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Go on where a wait for a turn is over: its slot may be free, and is not held for good."""
+        if self.is_here(waiter.entry):
+            self.promote(waiter.entry, now, effects)
+
     def leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
         if waiter.state == LISTENING:
@@ -339,12 +369,14 @@ class Slots:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
         entry.queue().remove(waiter)
+        if waiter.turn is not None:
+            del entry.partition.reserved[waiter.ticket]
         if waiter.owner is not None or waiter.away_age:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
             self.remove(entry)
-        if waiter.state == WAITING:
+        if waiter.peer.waiting is waiter:
             waiter.peer.waiting = None
         if waiter.two_phase:
             self.forget_waiter(waiter)
@@ -367,7 +399,7 @@ class Slots:
     def oust(self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]) -> None:
         """Send a waiter away, which is of an entry whatever it was left at: a newer one has come."""
         self.counts.ousted += 1
-        if waiter.state == WAITING:
+        if waiter.peer.waiting is waiter:
             effects.append((waiter.peer.id, answer))
         if waiter.is_away:
             self.reservations.come_back(waiter, entry)
@@ -392,7 +424,8 @@ class Slots:
         line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
         for _ in range(steps):
             free = most - len(entry.holds)
-            if rate is not None or queue.away or queue.returned or queue.told or queue.is_grouped:
+            is_simple = not (queue.away or queue.returned or queue.told or queue.processes)
+            if rate is not None or queue.is_grouped or not is_simple:
                 has_place = rate is None or rate.free(now) > queue.places
                 found = queue.first(free, has_place=has_place)
                 if found is None:
@@ -414,10 +447,48 @@ class Slots:
                 self.serve(queue, waiter, now, effects)
         else:
             self.go_on_later(entry, queue, now)
-        if rate is not None and queue:
-            self.wake(queue, rate, now)
+        if rate is not None or queue.processes:
+            self._look_ahead(entry, queue, most - len(entry.holds), now)
         if not (entry.holds or queue) and self.is_here(entry):
             self.remove(entry)
+
+    def _look_ahead(self, entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:
+        """See to it that those who are left are looked at: with the next place, and if they ask.
+
+        That is noted of processes that do not ask while a slot is free that they could have.
+        """
+        if queue.rate is not None and queue:
+            self.wake(queue, queue.rate, now)
+        if not queue.processes:
+            return
+        has_place = queue.rate is None or queue.rate.free(now) > queue.places
+        if free > len(queue.told) and (has_place or queue.has_plain):
+            for process in queue.processes:
+                if process.asking is None:
+                    process.starved[entry] = None
+
+    def find_turn(self, process: Process, now: float, effects: list[Effect]) -> None:
+        """Tell a process that asks of a turn that is there already, if one is.
+
+        Where it could have had one longest is looked at first. A key that has more for it comes last
+        after that.
+        """
+        for _ in range(min(STEP, len(process.starved))):
+            if process.asking is None:
+                return
+            entry, _ = process.starved.popitem(last=False)
+            self.promote(entry, now, effects)
+        if process.asking is not None and process.starved:
+            self.later(partial(self._go_on_finding, process), now)
+
+    def _go_on_finding(self, process: Process, now: float, effects: list[Effect]) -> bool:
+        self.find_turn(process, now, effects)
+        return True
+
+    def pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Let others have the slot that is held for somebody, who is in line again if it was told."""
+        if self.reservations.pass_on(waiter, now):
+            self.promote(waiter.entry, now, effects)
 
     def wake(self, queue: Queue[Waiter], rate: Rate, now: float) -> None:
         """See to it that a waiter gets the next place."""
@@ -429,7 +500,8 @@ class Slots:
         taken = len(entry.holds) + len(queue.told)
         rate = queue.rate if waiter.is_rated else None
         has_place = rate is None or rate.free(now) > queue.places
-        if has_slot and has_place and taken < min(entry.limit, self.max_holds):
+        is_open = has_place and taken < min(entry.limit, self.max_holds)
+        if has_slot and is_open and waiter.can_start:
             self.serve(queue, waiter, now, effects)
         self.promote(entry, now, effects)
 
@@ -470,14 +542,13 @@ class Slots:
             hold.waiter = waiter
 
     def tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
-        """Hold a slot for a waiter of a queue, who learns of it now, or else with the next ``wait``."""
-        is_blocked = waiter.state == WAITING
-        if is_blocked:
-            self.deadlines.clear(waiter)
-            waiter.peer.waiting = None
+        """Hold a slot for a waiter in line, and tell its process, which asks whose turn it is."""
+        process = waiter.process
+        assert process is not None
+        asking: Peer = process.asking
         self.reservations.tell(waiter, turn, now)
-        if is_blocked:
-            effects.append((waiter.peer.id, YourTurn(waiter.ticket)))
+        asking.told = waiter
+        answer_asking(process, YourTurn(waiter.ticket), effects)
 
     def go_on_later(self, entry: Entry, queue: Queue[Waiter], now: float) -> None:
         """Go on with an entry in another step."""
@@ -525,8 +596,10 @@ class Slots:
     def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """End a wait that is due."""
         if waiter.state == WAITING:
-            peer = waiter.peer
+            peer, wanted_turn = waiter.peer, waiter.turn is not None
             effects.append((peer.id, self.end_wait(waiter, now)))
+            if wanted_turn:
+                self.look_after(waiter, now, effects)
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)
 
@@ -564,6 +637,14 @@ class Slots:
         job = self.backlog.popleft()
         if not job(now, effects):
             self.backlog.append(job)
+
+
+def answer_asking(process: Process, reply: Reply, effects: list[Effect]) -> None:
+    """Answer a process that asks whose turn it is, if it does."""
+    peer: Peer | None = process.asking
+    if peer is not None:
+        process.asking = peer.waiting = None
+        effects.append((peer.id, reply))
 
 
 def some(

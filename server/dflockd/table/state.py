@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
+from dflockd.table.line import Position, Process, ReservedPosition
 from dflockd.table.newest import Newest
-from dflockd.table.queue import Position, Queue, ReservedPosition
+from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
@@ -54,7 +55,7 @@ class Partition:
         self.spaces: list[dict[bytes, Entry]] = [{}, {}]
         """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
-        """Positions that can be resumed, of waiters that are away or have a turn; by ticket."""
+        """Positions that can be resumed, of waiters that are away or want a turn; by ticket."""
         self.rates = RateBook(self.spaces)
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
@@ -277,7 +278,7 @@ class Waiter(Position):
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
     `Peer.waiting`) or still be elsewhere. Or it is away, and the position is reserved for a while.
-    Or it wanted a turn and has it: then any client with the ticket can resume the position.
+    Or it wants a turn: then any client with the ticket can take the position up.
     """
 
     __slots__ = (
@@ -293,6 +294,7 @@ class Waiter(Position):
         "ticket",
         "turn",
         "two_phase",
+        "until",
     )
 
     def __init__(
@@ -340,6 +342,9 @@ class Waiter(Position):
         """Its age while it is away: it is nobody's then, but somebody newer still goes first."""
         self.turn: float | None = None
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
+        self.process = None
+        self.until = 0.0
+        """When a wait that began is over; nothing ends it while it is its turn."""
 
     @property
     def age(self) -> int:
@@ -348,8 +353,13 @@ class Waiter(Position):
 
     @property
     def is_told(self) -> bool:
-        """Whether its turn has come, and somebody was told, or is once they ask."""
+        """Whether its turn has come, and its process was told."""
         return self.state in (EXPECTED, PASSED) and self.reservation is None
+
+    @property
+    def place(self) -> object:
+        """By what `Process.starved` knows where it waits."""
+        return self.entry
 
 
 class Peer:
@@ -365,6 +375,8 @@ class Peer:
         "instance",
         "kept",
         "left",
+        "process",
+        "told",
         "waiting",
     )
 
@@ -372,6 +384,8 @@ class Peer:
         self.id = number
         self.instance = b""
         """Which process it is; empty of one that has not said `Hello`."""
+        self.process: Process | None = None
+        """The same, with all of its connections."""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[Hold, None] = {}
@@ -382,8 +396,11 @@ class Peer:
         """Whether its connection has ended. What stands on it may take some steps to be freed."""
         self.granted: Hold | None = None
         """What its last wait was answered with."""
-        self.waiting: Waiter | None = None
-        """What it is blocked on: its next request is handled only after that is answered."""
+        self.told: Waiter | None = None
+        """Of whose turn it was told last."""
+        self.waiting: Waiter | Process | None = None
+        """What it is blocked on: its next request is handled only after that is answered. It is its
+        own process while it asks whose turn it is."""
         self.left: dict[tuple[int, bytes], Left] = {}
         """What it enqueued, where the queues are at another server now."""
         self.kept = 0

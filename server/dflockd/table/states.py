@@ -18,9 +18,9 @@ GRANTED: Final = 4
 RESERVED: Final = 5
 """In the queue, and away."""
 EXPECTED: Final = 6
-"""In the queue, while a slot is held for it: it is away, or has a turn."""
+"""In the queue, while a slot is held for it: it is away, or has its turn, blocked or not."""
 PASSED: Final = 7
-"""Its turn being over, for others go first: with a position to come back to."""
+"""Its turn being over, for others go first: with a position to come back to, or to be taken up."""
 GONE: Final = 8
 """No waiter any more: granted and told, out of time, out of reach or forgotten."""
 LISTENING: Final = 9

@@ -10,8 +10,8 @@ import itertools
 from functools import partial
 
 from dflockd.table.limits import STEP
+from dflockd.table.line import number_of
 from dflockd.table.newest import Newest, NewestRecord
-from dflockd.table.queue import number_of
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import LISTENING

@@ -15,7 +15,7 @@ from dflockd.table.newest import NewestRecord
 from dflockd.table.rates import PackedRecord, Rate, RateRecord
 from dflockd.table.report import Listing
 from dflockd.table.requests import Answer, Requests
-from dflockd.table.slots import Effect, Slots
+from dflockd.table.slots import Effect, Slots, answer_asking
 from dflockd.table.state import Entry, Hold, HoldRecord, Partition, Peer
 from dflockd.wire import (
     Acquire,
@@ -33,6 +33,7 @@ from dflockd.wire import (
     Inspect,
     Listen,
     Malformed,
+    Next,
     Pass,
     Ping,
     Refusal,
@@ -93,7 +94,7 @@ class LockTable(Requests):
         """Take in whose process a connection is; ``False`` if that was said before."""
         is_new = not peer.instance
         if is_new:
-            peer.instance = request.instance
+            self.connections.introduce(peer, request.instance)
         return is_new
 
     def connect(self) -> Peer:
@@ -355,6 +356,19 @@ def _stable_ref(
     return Status.OK
 
 
+def _next(
+    table: LockTable, peer: Peer, _request: Next, now: float, effects: list[Effect]
+) -> Reply | None:
+    process = peer.process
+    if process is None:
+        return Status.ERROR
+    # On a connection that is lost: the process has another one for this now.
+    answer_asking(process, Status.ERROR, effects)
+    process.asking, peer.waiting, peer.told = peer, process, None
+    table.slots.find_turn(process, now, effects)
+    return None
+
+
 def _pass(table: LockTable, _peer: Peer, request: Pass, now: float, effects: list[Effect]) -> Reply:
     partition = table.locate(request.key)
     if not isinstance(partition, Partition):
@@ -362,8 +376,7 @@ def _pass(table: LockTable, _peer: Peer, request: Pass, now: float, effects: lis
     waiter = table.slots.reservations.find(partition, Space.LOCK, request.key, request.ticket)
     if waiter is None:
         return Status.ERROR
-    if table.slots.reservations.pass_on(waiter, now):
-        table.slots.promote(waiter.entry, now, effects)
+    table.slots.pass_on(waiter, now, effects)
     return Status.OK
 
 
@@ -462,6 +475,7 @@ _HANDLERS: Final[
     # What only a cluster knows.
     Shards: _shards,
     Identify: _identify,
+    Next: _next,
     Pass: _pass,
     DrawAge: _draw_age,
     Listen: _listen,

@@ -42,10 +42,12 @@ from dflockd.wire.messages import (
     Listen,
     Malformed,
     Moved,
+    Next,
     Owner,
     OwnerConflict,
     Pass,
     Ping,
+    Queued,
     Rate,
     Recovering,
     Refusal,
@@ -84,6 +86,7 @@ from dflockd.wire.replies import (
     parse_map,
     parse_renewed,
     parse_report,
+    parse_turn,
     read_grant,
 )
 from dflockd.wire.requests import encode_release, encode_request

@@ -147,7 +147,7 @@ class Acquire(NamedTuple):
     """What people see of who asks."""
     group: FairGroup | None = None
     ticket: bytes = b""
-    """Of a position that was kept, and is taken up again: from a `Moved`, `TimedOut` or `YourTurn`."""
+    """Of a position that was kept, and is taken up again: from a `Moved`, `TimedOut` or `Queued`."""
     reserve: Reserve | None = None
 
 
@@ -169,8 +169,7 @@ class Enqueue(NamedTuple):
     turn: int | None = None
     """Asks for a turn, and no grant: milliseconds for which a slot is set aside once it is told.
 
-    After its turn the client takes the position up, in the process that is ready to hold the key;
-    see `YourTurn`.
+    Then the client takes the position up, where it is ready to hold the key; see `Next`.
     """
 
 
@@ -321,8 +320,19 @@ class Identify(NamedTuple):
     nonce: bytes
 
 
+class Next(NamedTuple):
+    """``next``: wait until it is the turn of a position of this process that wants one.
+
+    The process has somebody who can use the lock at once. It is answered `YourTurn`, about a position
+    of any of its connections; a process has one `Next` at a time.
+    """
+
+
 class Pass(NamedTuple):
-    """``pass``: others may go first, and the position with that ticket stays."""
+    """``pass``: the turn of the position with that ticket could not be used, and others may go first.
+
+    The position is what it was before its turn, and has another one.
+    """
 
     key: bytes
     ticket: bytes
@@ -369,6 +379,7 @@ Request: TypeAlias = (
     | Evict
     | Shards
     | Identify
+    | Next
     | Pass
     | DrawAge
     | Listen
@@ -486,12 +497,17 @@ class TimedOut(NamedTuple):
     ticket: bytes
 
 
-class YourTurn(NamedTuple):
-    """``turn <ticket>``: the answer to an `Enqueue` for a turn, and to its `Wait`.
+class Queued(NamedTuple):
+    """``queued <ticket>``: the answer to an `Enqueue` for a turn.
 
-    Nothing is held. The position lasts as long as the connection. Another connection takes it over
-    with the ticket; a `Wait` on this one waits for the next turn.
+    The position lasts as long as the connection. Another connection takes it over with the ticket.
     """
+
+    ticket: bytes
+
+
+class YourTurn(NamedTuple):
+    """``turn <ticket>``: the answer to `Next`. Nothing is held yet."""
 
     ticket: bytes
 
@@ -524,6 +540,7 @@ Reply: TypeAlias = (
     | Granted
     | Enqueued
     | TimedOut
+    | Queued
     | YourTurn
     | Renewed
     | Aged

@@ -13,6 +13,7 @@ from dflockd.wire.messages import (
     Granted,
     Moved,
     OwnerConflict,
+    Queued,
     Recovering,
     Refusal,
     Renewed,
@@ -31,6 +32,7 @@ MAX_REPLY = 1 << 20
 
 _RECOVERING = b"error_recovering "
 _TIMED_OUT = re.compile(rb"timeout ([0-9A-Za-z]+)")
+_QUEUED = re.compile(rb"queued ([0-9A-Za-z]+)")
 _YOUR_TURN = re.compile(rb"turn ([0-9A-Za-z]+)")
 _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
 _OWNER = re.compile(rb"error_owner (held|waiting) ([0-9]{1,10})")
@@ -105,6 +107,7 @@ def encode_reply(reply: Reply) -> bytes:
 _LINES: Final[dict[type, bytes]] = {
     Report: b"ok %b\n",
     TimedOut: b"timeout %b\n",
+    Queued: b"queued %b\n",
     YourTurn: b"turn %b\n",
     Aged: b"ok %d\n",
     OwnerConflict: b"error_owner %b %d\n",
@@ -163,16 +166,21 @@ def parse_hello(line: bytes) -> Welcome | Unwelcome | Status:
     return Unwelcome(status) if line.startswith(_HELLO) else status
 
 
-def parse_granted(line: bytes) -> Granted | TimedOut | YourTurn | Refusal:
+def parse_granted(line: bytes) -> Granted | TimedOut | Refusal:
     """Read the answer to `Acquire` and `Wait`."""
     grant = read_grant(line)
     if grant is not None:
         return Granted(*grant)
     if timed_out := _TIMED_OUT.fullmatch(line):
         return TimedOut(timed_out[1])
+    return _status(line, Status.OK, Status.QUEUED)
+
+
+def parse_turn(line: bytes) -> YourTurn | Refusal:
+    """Read the answer to `Next`."""
     if your_turn := _YOUR_TURN.fullmatch(line):
         return YourTurn(your_turn[1])
-    return _status(line, Status.OK, Status.QUEUED)
+    return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
 
 
 GRANTED, ENQUEUED = b"ok", b"acquired"
@@ -195,13 +203,13 @@ def read_grant(line: bytes, word: bytes = GRANTED) -> tuple[bytes, int] | None:
     return token, seconds
 
 
-def parse_enqueued(line: bytes) -> Enqueued | YourTurn | Refusal:
+def parse_enqueued(line: bytes) -> Enqueued | Queued | Refusal:
     """Read the answer to `Enqueue`."""
     grant = read_grant(line, ENQUEUED)
     if grant is not None:
         return Enqueued(*grant)
-    if your_turn := _YOUR_TURN.fullmatch(line):
-        return YourTurn(your_turn[1])
+    if queued := _QUEUED.fullmatch(line):
+        return Queued(queued[1])
     return _status(line, Status.OK, Status.TIMEOUT)
 
 

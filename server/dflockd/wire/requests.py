@@ -27,6 +27,7 @@ from dflockd.wire.messages import (
     Inspect,
     Listen,
     Malformed,
+    Next,
     Owner,
     Pass,
     Ping,
@@ -187,6 +188,7 @@ def _shards(_key: bytes, argument: bytes) -> Request:
 
 _LINES: Final[dict[Any, tuple[bytes, Callable[[bytes], bytes] | None, Any]]] = {
     Unbegun: (b"unbegun", _key, arguments.token),
+    Next: (b"next", None, None),
     Pass: (b"pass", _key, checked_ticket),
     DrawAge: (b"age", _key, None),
     Listen: (b"listen", _key, arguments.token),

@@ -41,7 +41,6 @@ headers = st.builds(
     is_free=st.booleans(),
     outage=st.integers(0, 99),
     paused=st.none() | st.floats(1, 2e9),
-    overtaken=st.integers(0, 99),
 )
 
 

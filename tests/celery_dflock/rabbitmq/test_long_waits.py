@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from celery.result import AsyncResult
 
 from celery_dflock import Skipped
+from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE
 from tests.celery_dflock.rabbitmq.bus import Bus
+from tests.celery_dflock.worker.waiting import started
 from tests.rabbitmq import RabbitMQ
 
 CONSUMER_TIMEOUT = 4
@@ -49,10 +53,9 @@ def test_a_long_wait_goes_through_the_broker_and_keeps_its_position(
         skipped = bus.send(jobs.parked, f"{key}:given-up", headers={"dflock": given_up})
         with cluster.lock(key) as lock:
             first = bus.send(jobs.parked, key)
-            cluster.wait_waiters(key, 1)
-            cluster.wait_event("requeued", first)
+            cluster.wait(lambda: received(worker, first) > 1 or None, "it comes again")
             second = bus.send(jobs.parked, key)
-            cluster.wait_event("requeued", second)
+            cluster.wait(lambda: received(worker, second) > 1 or None, "it comes again")
             assert lock.held
         ends = [cluster.wait_event("end", each) for each in (first, second)]
         assert Skipped.of(skipped.get(timeout=PATIENCE))
@@ -60,6 +63,39 @@ def test_a_long_wait_goes_through_the_broker_and_keeps_its_position(
 
     assert ends[0]["at"] < ends[1]["at"]
     assert len(cluster.events(what="start", key=key)) == 2
-    received = [worker.log_text().count(f"[{each.id}] received") for each in (first, second)]
-    assert min(received) >= 2
-    assert len(cluster.events(what="requeued", id=skipped.id)) in (1, 2)
+    assert not cluster.events(what="requeued", key=key)
+    assert len(cluster.events(what="requeued", id=skipped.id)) == 0
+
+
+def received(worker: Worker, sent: AsyncResult) -> int:
+    """How often a worker has received a task."""
+    return worker.log_text().count(f"[{sent.id}] received")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.soak)])
+def test_many_waits_are_cut_while_no_process_is_free(
+    make_bus: Callable[..., Bus], key: str, gate: Path, pool: str
+) -> None:
+    """They need none for that: they would come too late."""
+    bus, number = make_bus("classic"), 100
+    cluster = bus.cluster
+    with bus.running("one", pool=pool, dflock_consumer_timeout=CONSUMER_TIMEOUT) as worker:
+        busy = [bus.send(jobs.plain, f"{key}-busy", gate=str(gate)) for _ in range(2)]
+        with cluster.lock(key, ttl=300):
+            sent = [bus.send(jobs.parked, key) for _ in range(number)]
+            cluster.wait_waiters(key, number)
+
+            def all_came_again() -> bool | None:
+                log = worker.log_text()
+                return all(log.count(f"[{each.id}] received") > 1 for each in sent) or None
+
+            cluster.wait(all_came_again, "all of them to come again", PATIENCE_OF_RABBITMQ)
+            gate.touch()
+        for each in (*busy, *sent):
+            cluster.wait_event("end", each)
+        assert worker.running
+    # Who is on its way through the broker when the lock is free is passed.
+    assert sorted(started(cluster, key)) == sorted(each.id for each in sent)
+    assert not cluster.events(what="requeued", key=key)

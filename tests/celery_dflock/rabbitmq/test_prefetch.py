@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.celery_dflock import jobs
+from tests.celery_dflock.processes import PATIENCE
 from tests.celery_dflock.rabbitmq.bus import Bus
 from tests.celery_dflock.worker.waiting import ids, started
 from tests.pace import Pace
@@ -43,9 +45,33 @@ def test_as_many_wait_as_a_quorum_queue_lets_the_worker_receive_ahead(
         with cluster.lock(key):
             waiting = [bus.send(jobs.parked, key) for _ in range(12)]
             cluster.wait_waiters(key, room + 2)
-            assert worker.log_text().count("in the consumer\n") == room
+            said = "in the consumer\n"  # on a thread of its own
+            cluster.wait(lambda: worker.log_text().count(said) >= room or None, f"{room} of them")
+            assert worker.log_text().count(said) == room
         for each in waiting:
             cluster.wait_event("end", each)
+
+
+def test_a_worker_of_a_quorum_queue_that_grows_still_receives_others(
+    make_bus: Callable[..., Bus], key: str, gate: Path
+) -> None:
+    """It receives no more than before: what waits in its consumer must not be all of that."""
+    bus = make_bus("quorum")
+    cluster = bus.cluster
+    with bus.running("one", "--autoscale", "8,2", worker_prefetch_multiplier=4):
+        grown = [bus.send(jobs.plain, f"{key}-grown", gate=str(gate)) for _ in range(6)]
+        for each in grown:
+            cluster.wait_event("start", each)
+        with cluster.lock(key):
+            waiting = [bus.send(jobs.parked_short, key) for _ in range(12)]
+            others = [bus.send(jobs.plain, key) for _ in range(4)]
+            gate.touch()
+            with Pace() as pace:
+                for each in others:
+                    cluster.wait_event("start", each)
+            assert pace.seconds < 10
+        for each in waiting:
+            assert each.get(timeout=PATIENCE) is not None
 
 
 def test_the_prefetch_count_is_as_before_once_nobody_waits_after_a_reconnect(

@@ -1,80 +1,115 @@
 """A simulated world around the consumer wait: workers, pools, one lock server.
 
-The code is the worker's own, from its inbox to the pool. Time, the broker, the pool, the processes
-and the lock server are simulated, with what the server promises and nothing more.
+The code is the worker's own, from its inbox to the pool, and the lock server's own table. Time, the
+broker, the pool, the processes and what lies between are simulated.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from celery.worker import state
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
+from celery_dflock.run import TURN_TIMEOUT
 from celery_dflock.worker import consumer_wait
 from celery_dflock.worker.consumer_wait import ConsumerWait
-from tests.celery_dflock.worker.simulated_locks import START, WIRE, Clock, Key, Pending, Position
+from dflockd.wire import Acquire, Granted, How, Owner, Release, Renew, Reserve, TimedOut
+from tests.celery_dflock.worker.simulated_locks import (
+    LOCK,
+    START,
+    WIRE,
+    Clock,
+    Connection,
+    Pending,
+    Server,
+    Waits,
+    Wanted,
+)
 
-TURN_PATIENCE = 1.0
-"""Seconds for which a process waits for a position that it takes up."""
+LONG_IDLE = 0.25
+"""Seconds for which no lock may be free while somebody wants it whose worker has a free process."""
+
+
+class Call(NamedTuple):
+    """A task as it is sent."""
+
+    kind: str
+    """``consumer`` and ``slot`` say where it waits; ``ordinary`` wants no lock."""
+    worker: int
+    key: int
+    at: float
+    seconds: float
+    is_revoked: bool = False
+    group: int | None = None
+    age: int = 0
+    dies: bool = False
+    """Its process ends before it asks for the lock."""
 
 
 class Pool:
-    """Processes, and those who queue for one, as Celery's event loop has it."""
+    """Processes; tasks that have one, and end."""
 
     is_green = False
 
-    def __init__(self, world: World, size: int) -> None:
+    def __init__(self, world: World, size: int, is_celerys: bool) -> None:
         self.world = world
         self.num_processes = size
-        self.semaphore = SimpleNamespace(value=size)
-        self.waiting: deque[Task] = deque()
-        self.crowd = 0
-        """How many for one key have stood in line at once."""
+        self.semaphore = LaxBoundedSemaphore(size) if is_celerys else None
+        self.busy = 0
+        self.slack = 0
+        """Tasks that may be there beyond its size: what ran before it shrank, and what a semaphore of
+        Celery lets in when it grows."""
 
-    def put(self, task: Task) -> None:
-        if self.semaphore.value > 0:
-            self.semaphore.value -= 1
-            self.run(task)
-        else:
-            self.waiting.append(task)
-            same = [each for each in self.waiting if each.kind == "consumer" == task.kind]
-            self.crowd = max(self.crowd, sum(each.key is task.key for each in same))
-
-    def free(self) -> None:
-        if self.waiting:
-            self.run(self.waiting.popleft())
-        else:
-            self.semaphore.value += 1
-
-    def run(self, task: Task) -> None:
+    def begin(self, task: Task) -> None:
         if task.revoked():
-            self.free()
-        else:
-            self.world.clock.after(WIRE, task.begin)
+            if self.semaphore is not None:
+                self.semaphore.release()
+            return
+        self.busy += 1
+        assert self.busy <= self.num_processes + self.slack, "more tasks than processes"
+        self.world.clock.after(WIRE, task.begin)
+
+    def end(self) -> None:
+        self.busy -= 1
+        if self.semaphore is not None:
+            self.semaphore.release()
+
+    def resize(self, more: int) -> None:
+        more = max(more, 1 - self.num_processes)
+        self.num_processes += more
+        self.slack += abs(more) * (1 if self.semaphore is None else 3)
+        if self.semaphore is not None and more > 0:
+            self.semaphore.grow(more)
+        elif self.semaphore is not None:
+            self.semaphore.shrink(-more)
 
 
 class Task:
     """A request, and the process that runs it."""
 
-    def __init__(
-        self, world: World, number: int, worker: Worker, kind: str, key: int, seconds: float
-    ):
-        self.world, self.number, self.worker = world, number, worker
-        self.kind, self.key, self.seconds = kind, world.keys[key], seconds
+    def __init__(self, world: World, number: int, call: Call) -> None:
+        self.world, self.number, self.call = world, number, call
+        self.worker = world.workers[call.worker % len(world.workers)]
         self.id = str(number)
+        key = call.key % len(world.limits)
+        group = None if call.group is None else b"group-%d" % call.group
+        owner = Owner(self.id.encode(), 0, call.age) if call.age else None
+        limit = 1 if call.age else world.limits[key]
+        self.wanted = Wanted(b"key-%d" % key, limit, group, world.rates[key], owner)
         self.request_dict: dict[str, Any] = {}
         self.content_type = "application/json"
-        self.pending: Pending | None = None
-        self.position: Position | None = None
-        self.is_revoked = False
+        self.ticket = ""
+        self.is_revoked = self.is_superseded = False
+        self.connection: Connection | None = None
         self.on_accepted: Callable[..., Any] = lambda *_: None
         self.on_success: Callable[..., Any] = self._over
         self.on_failure: Callable[..., Any] = self._over
+        self.on_timeout: Callable[..., Any] = self._over
 
     # What the consumer sees of a request.
 
@@ -90,99 +125,100 @@ class Task:
 
     def begin(self) -> None:
         self.on_accepted(1, 0.0)
-        if self.kind == "ordinary":
-            self.world.clock.after(self.seconds, self.end)
-            return
-        self.world.clock.after(START, self.ask)
+        came = self.request_dict.pop("dflock_handed", None)
+        if self.call.dies:
+            self.world.clock.after(START, self.end)
+        elif self.call.kind == "ordinary":
+            self.world.clock.after(self.call.seconds, self.end)
+        elif came is not None and not isinstance(came, str):
+            self.is_superseded = True
+            self.end()
+        else:
+            self.world.clock.after(START, self.ask, came or "")
 
-    def ask(self) -> None:
-        position = self.position
-        if self.kind == "slot" or position is None:
-            self.position = position = Position(next(self.key.numbers), grant=self.run)
-            self.key.join(position)
-            return
-        assert self.pending is not None
-        self.pending.is_taken_up = True
-        position.grant, position.tell = self.run, None
-        self.world.clock.after(TURN_PATIENCE, self.give_up, position)
-        self.key.resume(position)
+    def ask(self, ticket: str) -> None:
+        self.connection = Connection(self.world.server, f"process of {self.id}")
+        wanted, more = self.wanted, {**self.wanted.said(), "ticket": ticket.encode()}
+        if ticket:
+            more["reserve"] = Reserve(500, 0)
+        seconds = TURN_TIMEOUT if ticket else 100_000
+        request = Acquire(LOCK, wanted.key, wanted.limit, seconds, 60, **more)
+        self.connection.ask(request, self.answered)
 
-    def give_up(self, position: Position) -> None:
-        """Requeue the task; its position is kept, and it comes again to the consumer."""
-        if position in self.key.queue and position.grant is not None:
+    def answered(self, reply: Any) -> None:
+        assert self.connection is not None
+        if isinstance(reply, Granted):
+            self.world.ran.append(self)
+            assert self.world.clock.now >= self.call.at
+            if self.wanted.rate is not None:
+                begun = Renew(LOCK, self.wanted.key, reply.token, 60, How.BEGUN)
+                self.connection.ask(begun)
+            self.world.clock.after(self.call.seconds, self.release, reply.token)
+        elif isinstance(reply, TimedOut):  # it is sent again, and its position is kept
             self.world.requeued += 1
-            position.grant, position.is_passed = None, True
+            self.ticket = reply.ticket.decode()
             self.end(is_done=False)
             self.world.clock.after(0.5, self.worker.receive, self)
+        else:
+            self.is_superseded = True
+            self.end()
 
-    def run(self) -> None:
-        self.world.ran.append(self)
-        self.world.clock.after(self.seconds, self.release)
-
-    def release(self) -> None:
-        assert self.position is not None
-        self.key.release(self.position)
-        self.world.clock.after(WIRE, self.end)
+    def release(self, token: bytes) -> None:
+        assert self.connection is not None
+        self.connection.ask(Release(LOCK, self.wanted.key, token), lambda _: self.end())
 
     def end(self, is_done: bool = True) -> None:
         if is_done:
             self.world.done.add(self)
+            self.world.ended[self] = self.world.clock.now
+        if self.connection is not None:
+            self.connection.close()
         on_success, self.on_success, self.on_failure = self.on_success, self._over, self._over
         self.on_accepted = lambda *_: None
+        self._over()
+        self.worker.pool.end()
         on_success((False, None, 0.0))
-        self.worker.pool.free()
-
-
-class Waits:
-    """`PendingAcquires` of one worker."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def join(self, task: Task, _timeout: object, *, told: Callable[[], None], **_: Any) -> Pending:
-        position = task.position
-        if position is None:
-            position = task.position = Position(next(task.key.numbers))
-        position.tell = told
-        pending = task.pending = Pending(task.key, position)
-        if position in task.key.queue:
-            self.world.clock.after(WIRE, task.key.come_back, position)
-        else:
-            self.world.clock.after(WIRE, task.key.join, position)
-        self.world.pendings.append(pending)
-        return pending
-
-    def close(self) -> None:
-        pass
 
 
 class Worker:
     """One worker: the consumer's side is real."""
 
-    def __init__(self, world: World, slots: int) -> None:
-        self.world = world
-        self.pool = Pool(world, slots)
+    def __init__(self, world: World, number: int, slots: int, is_celerys: bool) -> None:
+        self.world, self.number = world, number
+        self.pool = Pool(world, slots, is_celerys)
+        semaphore = self.pool.semaphore
+        begin = self.pool.begin
         timer = SimpleNamespace(
             call_after=world.clock.after, call_repeatedly=self._repeat, cancel=self._cancel
         )
-        self.wait = ConsumerWait(
-            SimpleNamespace(
-                pool=self.pool,
-                timer=timer,
-                on_task_request=self.pool.put,
-                hub=object(),
-                event_dispatcher=None,
-            )
+        self.consumer = SimpleNamespace(
+            pool=self.pool,
+            timer=timer,
+            on_task_request=begin if semaphore is None else lambda r: semaphore.acquire(begin, r),
+            hub=object(),
+            event_dispatcher=None,
+            controller=SimpleNamespace(
+                semaphore=semaphore,
+                pool_cls=SimpleNamespace(uses_semaphore=is_celerys),
+                _process_task=begin,
+            ),
         )
-        self.wait._pending = Waits(world)  # type: ignore[assignment]
+        self.wait = ConsumerWait(self.consumer)
+        self.waits = Waits(world.server, f"worker-{number}")
+        self.wait._pending = self.waits  # type: ignore[assignment]
         self.wait._inbox.post = lambda job: world.clock.after(WIRE / 2, job)  # type: ignore
         self.wait._warn = lambda: None  # type: ignore[method-assign]
         self.wait.start()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a process has nothing to do, and nobody is about to get it."""
+        return self.wait._slots.value > 0 and self.pool.busy < self.pool.num_processes
+
     def receive(self, task: Task) -> None:
-        if task.kind != "consumer":
+        if task.call.kind != "consumer":
             state.task_reserved(task)
-            self.pool.put(task)
+            self.consumer.on_task_request(task)
         else:
             self.wait.take(task)
 
@@ -203,26 +239,64 @@ class Worker:
 
 
 class World:
-    """Everything."""
+    """Everything.
 
-    def __init__(self, slots: list[int], limits: list[int]) -> None:
+    Args:
+        slots: of each worker.
+        limits: of each key.
+        rates: of each key, in runs for each second; ``None`` is none.
+        are_celerys: whether tasks wait for their slots in a semaphore of Celery.
+    """
+
+    def __init__(
+        self, slots: list[int], limits: list[int], rates: list[int | None], are_celerys: bool
+    ) -> None:
         self.clock = Clock()
-        self.keys = [Key(self.clock, limit) for limit in limits]
+        self.server = Server(self.clock)
+        self.limits, self.rates = limits, (rates * len(limits))[: len(limits)]
         self.ran: list[Task] = []
         self.done: set[Task] = set()
-        self.pendings: list[Pending] = []
+        self.ended: dict[Task, float] = {}
         self.requeued = 0
-        self.workers = [Worker(self, number) for number in slots]
+        self._idle_since: dict[bytes, float] = {}
+        self.workers = [Worker(self, *each, are_celerys) for each in enumerate(slots)]
+        self.clock.after(0, self._look)
+
+    def _look(self) -> None:
+        """See whether a lock is free though somebody wants it, and could use it at once."""
+        now, ready = self.clock.now, {w.waits.instance for w in self.workers if w.is_free}
+        entries = self.server.table._partition.spaces[LOCK]
+        idle = set()
+        for key, entry in entries.items():
+            queue = entry.queue()
+            free = entry.limit - len(entry.holds)
+            if queue.rate is not None:
+                free = min(free, queue.rate.free(now))
+            wanting = [
+                waiter
+                for waiter in queue
+                if waiter.process is not None
+                and not waiter.is_told
+                and waiter.process.instance.decode() in ready
+            ]
+            if wanting and free > len(queue.told) + len(queue.expected):
+                idle.add(key)
+                since = self._idle_since.setdefault(key, now)
+                assert now - since < LONG_IDLE, f"{key!r} is free, and {len(wanting)} want it"
+        self._idle_since = {key: at for key, at in self._idle_since.items() if key in idle}
+        self.clock.after(0.01, self._look)
 
 
 class SimulatedWaiter(consumer_wait.Waiter):
     """A waiter of a simulated task."""
 
     def __init__(self, task: Task) -> None:
-        self.request, self.limit, self.timeout, self._late_at = task, task.key.limit, None, None
+        self.request, self.timeout = task, None
         self.lock = task  # type: ignore[assignment]
         self.handed = None
         self.is_in_pool = self.is_accepted = self.is_over = False
+        self.is_cut = self.is_to_be_sent = False
+        self._unique = None
         self.reservation = self.ticket = None
         self.owner = (task.id, 0)
 
@@ -232,20 +306,51 @@ class SimulatedWaiter(consumer_wait.Waiter):
 
     @property
     def line(self) -> Any:
-        return id(self.request.key)
+        return self.request.wanted.key
 
     def hand_off(self, ticket: Any) -> Any:
-        return SimpleNamespace(put=lambda _: None)
+        return ticket
+
+    def verdict(self, error: Any) -> Any:
+        return error
 
 
 @contextmanager
-def world(slots: list[int], limits: list[int]) -> Iterator[World]:
+def world(
+    slots: list[int],
+    limits: list[int],
+    rates: list[int | None] | None = None,
+    are_celerys: bool = True,
+) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumer_wait, "Waiter", SimulatedWaiter)
+        patch.setattr(consumer_wait, "HANDED", "dflock_handed")
         quiet = SimpleNamespace(
             has_room=True, attach=lambda: None, raise_for=lambda _: None, lower_for=lambda _: None
         )
         patch.setattr(consumer_wait, "Prefetch", lambda _: quiet)
         state.reset_state()
-        yield World(slots, limits)
+        there = World(slots, limits, rates or [None], are_celerys)
+        tell = Pending.tell
+
+        def told(pending: Pending) -> None:
+            check_order(there, pending)
+            tell(pending)
+
+        patch.setattr(Pending, "tell", told)
+        yield there
         state.reset_state()
+
+
+def check_order(there: World, pending: Pending) -> None:
+    """Nobody of the same worker, key and group has come before, and waits still.
+
+    The worker learns of it later than the server has decided, so only those count who were there.
+    """
+    table = there.server.table
+    told = table._partition.reserved.get(pending.ticket.encode())
+    if told is None or not told.is_told:
+        return
+    for waiter in told.entry.queue():
+        if waiter.process is told.process and not waiter.is_told and waiter.group == told.group:
+            assert waiter.number > told.number, "somebody who came later is told before"

@@ -1,23 +1,41 @@
-"""A lock server and its clock, without processes and without waiting: for `simulated`."""
+"""The lock server's own table, and connections to it, without processes and without waiting."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from celery_dflock.worker.consumer_wait import TOLD_MS
+from dflockd.client.pending import TURN_MS
+from dflockd.table import Effect, Limits, LockTable, TokenIssuer
+from dflockd.wire import (
+    Enqueue,
+    FairGroup,
+    Hello,
+    Next,
+    Owner,
+    Pass,
+    Queued,
+    Rate,
+    Reply,
+    Request,
+    Space,
+    Status,
+    Wait,
+    YourTurn,
+)
 
 WIRE = 0.001
 """Seconds that anything takes to get from one to another."""
 
-
 START = 0.01
 """Seconds from a process's accepting a task to its asking for the lock."""
+
+LOCK = Space.LOCK
 
 
 class Clock:
@@ -50,120 +68,162 @@ class Clock:
             function()
 
 
-@dataclass(eq=False)
-class Position:
-    """Somebody in the queue of a key."""
+class Server:
+    """The table, with the timer of its server."""
 
-    number: int
-    tell: Callable[[], None] | None = None
-    """Where it waits to be told; `None` for one that is to be granted."""
-    grant: Callable[[], None] | None = None
-    told_until: float = -1.0
-    is_passed: bool = False
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.table = LockTable(Limits(max_locks=1000), TokenIssuer(b"secret", 0))
+        self.connections: dict[int, Connection] = {}
+        self._timer: SimpleNamespace | None = None
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        for number, reply in effects:
+            self.clock.after(WIRE, self.connections[number].hear, reply)
+        if self._timer is not None:
+            self._timer.is_cancelled = True
+        due = self.table.next_deadline()
+        if due is not None:
+            self._timer = self.clock.after(max(0.0, due - self.clock.now), self._advance)
+
+    def _advance(self) -> None:
+        self.carry_out(self.table.advance(self.clock.now))
 
 
-@dataclass
-class Key:
-    """One key of the lock server."""
+class Connection:
+    """One connection of a client: one request after the other."""
 
-    clock: Clock
-    limit: int = 1
-    queue: list[Position] = field(default_factory=list)
-    holders: set[object] = field(default_factory=set)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
+    def __init__(self, server: Server, instance: str) -> None:
+        self.server, self.peer = server, server.table.connect()
+        server.connections[self.peer.id] = self
+        server.table.greet(self.peer, Hello(instance.encode(), b"0.1.0"))
+        self.is_closed = False
+        self._asked: deque[tuple[Request, Callable[[Any], object]]] = deque()
 
-    def join(self, position: Position) -> None:
-        self.queue.append(position)
-        self.queue.sort(key=lambda each: each.number)
-        self.promote()
+    def ask(self, request: Request, then: Callable[[Any], object] = bool) -> None:
+        self._asked.append((request, then))
+        if len(self._asked) == 1:
+            self.server.clock.after(WIRE, self._arrive)
 
-    def promote(self) -> None:
-        while True:
-            expected = [each for each in self.queue if each.told_until > self.clock.now]
-            if len(self.holders) + len(expected) >= self.limit:
-                return
-            waiting = (each for each in self.queue if not each.is_passed and each.told_until < 0)
-            first = next(waiting, None)
-            if first is None:
-                return
-            if first.grant is not None:
-                self.take(first)
-            else:
-                self.tell(first)
+    def hear(self, reply: Reply) -> None:
+        if self.is_closed:
+            return
+        _, then = self._asked.popleft()
+        if self._asked:
+            self.server.clock.after(WIRE, self._arrive)
+        then(reply)
 
-    def take(self, position: Position) -> None:
-        self.queue.remove(position)
-        self.holders.add(position)
-        assert len(self.holders) <= self.limit, "too many holders"
-        assert position.grant is not None
-        self.clock.after(WIRE, position.grant)
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.server.clock.after(WIRE, self._end)
 
-    def tell(self, position: Position) -> None:
-        position.told_until = self.clock.now + TOLD_MS / 1000
-        assert position.tell is not None
-        self.clock.after(WIRE, position.tell)
-        self.clock.after(TOLD_MS / 1000, self.lapse, position)
+    def _arrive(self) -> None:
+        if not self.is_closed:
+            server, (request, _) = self.server, self._asked[0]
+            server.carry_out(server.table.handle(self.peer, request, server.clock.now))
 
-    def lapse(self, position: Position) -> None:
-        if 0 <= position.told_until <= self.clock.now:
-            self.pass_on(position)
+    def _end(self) -> None:
+        table, now = self.server.table, self.server.clock.now
+        self.server.carry_out(table.disconnect(self.peer, now, clean=True))
 
-    def pass_on(self, position: Position) -> None:
-        if position.told_until >= 0:
-            position.told_until, position.is_passed = -1.0, True
-            self.promote()
 
-    def come_back(self, position: Position) -> None:
-        if position in self.queue:
-            position.told_until, position.is_passed = -1.0, False
-            self.promote()
+class Wanted:
+    """What a task says of the lock that it wants."""
 
-    def resume(self, position: Position) -> None:
-        """Who runs it takes the position up, or has a new one."""
-        was_expected = position.told_until > self.clock.now
-        position.told_until, position.is_passed = -1.0, False
-        if position not in self.queue:
-            position.number = next(self.numbers)
-            self.join(position)
-        elif was_expected:
-            self.take(position)
-        else:
-            self.promote()
+    def __init__(
+        self, key: bytes, limit: int, group: bytes | None, rate: int | None, owner: Owner | None
+    ) -> None:
+        self.key, self.limit = key, limit
+        self.group = None if group is None else FairGroup(group)
+        self.rate = None if rate is None else Rate(rate, 1000)
+        self.owner = owner
 
-    def leave(self, position: Position) -> None:
-        if position in self.queue:
-            self.queue.remove(position)
-            self.promote()
-
-    def release(self, position: Position) -> None:
-        self.holders.remove(position)
-        self.promote()
+    def said(self) -> dict[str, Any]:
+        return {"rate": self.rate, "owner": self.owner, "group": self.group}
 
 
 class Pending:
-    """The client's part of one wait."""
+    """One position of a worker's consumer."""
 
-    def __init__(self, key: Key, position: Position) -> None:
-        self.key, self.position = key, position
-        self.is_taken_up = False
-        self.messages = 0
+    def __init__(self, waits: Waits, wanted: Wanted, told: Any, ended: Any, ticket: str) -> None:
+        self.waits, self.wanted, self._told, self._ended = waits, wanted, told, ended
+        self.ticket, self.is_told, self.is_handed, self.left = ticket, False, False, False
+        self.connection = Connection(waits.server, waits.instance)
+        more = {**wanted.said(), "ticket": ticket.encode(), "turn": TURN_MS}
+        request = Enqueue(LOCK, wanted.key, wanted.limit, 60, **more)
+        self.connection.ask(request, self._queued)
 
-    def hand_over(self) -> Position:
-        return self.position
+    def _queued(self, reply: Reply) -> None:
+        if not isinstance(reply, Queued):
+            self._end(reply)
+            return
+        self.ticket = reply.ticket.decode()
+        self.waits.positions[self.ticket] = self
+        self.connection.ask(Wait(LOCK, self.wanted.key, 100_000), self._end)
+        if self.ticket in self.waits.early:
+            self.waits.early.discard(self.ticket)
+            self.tell()
+
+    def _end(self, reply: Reply) -> None:
+        self.waits.positions.pop(self.ticket, None)
+        if not self.is_handed and not self.left:
+            assert reply is not Status.NOT_ENQUEUED
+            self._ended(reply)
+
+    def tell(self) -> None:
+        self.is_told = True
+        self._told()
+
+    def hand_over(self) -> str | None:
+        self.is_handed = self.is_told
+        return self.ticket if self.is_told else None
 
     def pass_on(self) -> None:
-        self._say(self.key.pass_on)
-
-    def come_back(self) -> None:
-        self._say(self.key.come_back)
+        if self.is_told and not self.is_handed:
+            self.is_told = False
+            self.waits.passed += 1
+            request = Pass(self.wanted.key, self.ticket.encode())
+            Connection(self.waits.server, self.waits.instance).ask(request)
 
     def leave(self) -> None:
-        self._say(self.key.leave)
+        self.left = True
+        self.waits.positions.pop(self.ticket, None)
+        self.connection.close()
 
-    def _say(self, what: Callable[[Position], None]) -> None:
-        self.messages += 1
-        self.key.clock.after(WIRE, self._arrives, what)
 
-    def _arrives(self, what: Callable[[Position], None]) -> None:
-        if not self.is_taken_up:
-            what(self.position)
+class Waits:
+    """`PendingAcquires` of one worker: what it promises, in this world."""
+
+    def __init__(self, server: Server, instance: str) -> None:
+        self.server, self.instance = server, instance
+        self.control: Connection | None = None
+        self.positions: dict[str, Pending] = {}
+        self.early: set[str] = set()
+        self.is_asked = False
+        self.passed = 0
+        """Turns that could not be used."""
+
+    def join(self, lock: Any, _timeout: object, *, told: Any, ended: Any, **_: Any) -> Pending:
+        return Pending(self, lock.wanted, told, ended, lock.ticket)
+
+    def ask(self) -> None:
+        if not self.is_asked:
+            self.is_asked = True
+            if self.control is None:
+                self.control = Connection(self.server, self.instance)
+            self.control.ask(Next(), self._hear)
+
+    def _hear(self, reply: Reply) -> None:
+        assert isinstance(reply, YourTurn)
+        self.is_asked = False
+        pending = self.positions.get(reply.ticket.decode())
+        if pending is None:
+            self.early.add(reply.ticket.decode())
+        if pending is None or pending.left or pending.is_handed:
+            self.ask()
+        else:
+            pending.tell()
+
+    def close(self) -> None:
+        pass

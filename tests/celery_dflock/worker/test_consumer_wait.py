@@ -12,10 +12,7 @@ from celery import Task, chain, chord
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
-from celery_dflock.outcome.header import RUN
-from celery_dflock.run import TURN_TIMEOUT
 from dflockd import admin
-from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
@@ -157,11 +154,6 @@ def test_who_has_no_slot_holds_nothing_and_keeps_its_position(
     cluster.wait_free(key)
 
 
-def present(lock: DistributedLock) -> list[dict[str, Any]]:
-    """Those who wait for a lock, without those for whom a position is kept."""
-    return [each for each in lock.inspect()["waiters"] if not each["away"]]
-
-
 def test_the_unique_lock_lasts_as_long_as_the_wait(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
@@ -198,55 +190,6 @@ def test_a_busy_solo_worker_lets_others_go_first(cluster: Cluster, key: str, gat
             assert not [e for e in cluster.events(what="start") if e["id"] in ids(waiting)]
         gate.touch()
         assert [each.get(timeout=PATIENCE) for each in waiting] == ids(waiting)
-
-
-def test_who_is_passed_goes_back_and_that_is_no_conflict(
-    cluster: Cluster, worker: Worker, key: str, gate: Path
-) -> None:
-    """It has a process when somebody else has the lock: it does not stay there."""
-    busy = keep_busy(cluster, worker, key, gate)
-    sent = cluster.send(jobs.parked_strict, key, queue=worker.name)
-    other = cluster.lock(key, timeout=PATIENCE)
-    cluster.wait(lambda: other.inspect()["waiters"] or None, "its turn")
-    with other:
-        gate.touch()
-        requeued = cluster.wait_event("requeued", sent)
-        assert requeued["attempt"] == 0
-        assert "before it had a slot" in requeued["reason"]
-        later = cluster.send(jobs.parked_strict, key, queue=worker.name)
-        cluster.wait(lambda: len(present(other)) == 2 or None, "both, and the first is back")
-    assert [each.get(timeout=PATIENCE) for each in (sent, later)] == ids([sent, later])
-    assert started(cluster, key) == ids([sent, later]), "its position was kept"
-    assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
-
-
-def test_who_was_passed_waits_longer_in_its_slot_the_next_time(
-    cluster: Cluster, worker: Worker, key: str, gate: Path
-) -> None:
-    """Else those of an idle worker would go first for as long as there are any."""
-    busy = keep_busy(cluster, worker, key, gate)
-    passed = {RUN: {"id": f"passed-{key}", "retries": 0, "overtaken": 1}}
-    sent = cluster.send(
-        jobs.parked, key, queue=worker.name, task_id=f"passed-{key}", headers=passed
-    )
-    other = cluster.lock(key, timeout=PATIENCE)
-    cluster.wait(lambda: other.inspect()["waiters"] or None, "its turn")
-    with other:
-        gate.touch()
-        assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
-        assert not gone_back(cluster, sent, 2 * TURN_TIMEOUT)
-    assert sent.get(timeout=PATIENCE) == sent.id
-    assert not cluster.events(what="requeued", id=sent.id)
-
-
-def gone_back(cluster: Cluster, sent: AsyncResult, seconds: float) -> bool:
-    """Whether a task is sent again within so many seconds."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if cluster.events(what="requeued", id=sent.id):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_due_tasks_take_their_turns_with_ordinary_ones(

@@ -2,128 +2,267 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from celery_dflock.worker.turns import Turns
-from tests.celery_dflock.worker.simulated import Task, World, world
-
-Call = tuple[str, int, int, float, float, bool]
-"""Kind, worker, key, when it is sent, for how long it runs, and whether it is revoked soon."""
-
+from celery_dflock.worker.slots import Slots
+from dflockd.table import Waiter
+from dflockd.table.line import Line
+from dflockd.table.slots import Slots as TableSlots
+from tests.celery_dflock.worker.simulated import Call, Task, World, world
+from tests.celery_dflock.worker.simulated_locks import Pending
 
 calls: st.SearchStrategy[list[Call]] = st.lists(
-    st.tuples(
-        st.sampled_from(["consumer", "consumer", "slot", "ordinary"]),
-        st.integers(0, 1),
+    st.builds(
+        Call,
+        st.sampled_from(["consumer", "consumer", "consumer", "slot", "ordinary"]),
+        st.integers(0, 2),
         st.integers(0, 1),
         st.sampled_from([0.0, 0.01, 0.3, 2.0]),
         st.sampled_from([0.0, 0.01, 0.2, 3.0]),
         st.sampled_from([False, False, False, True]),
+        st.sampled_from([None, None, 0, 0, 1, 2]),
+        st.just(0),
+        st.sampled_from([False] * 9 + [True]),
     ),
     min_size=1,
     max_size=40,
 )
 
+resizes = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.sampled_from([0.02, 0.35, 1.0]), st.sampled_from([-2, -1, 1, 3])
+    ),
+    max_size=4,
+)
+
 
 def send(world: World, wanted: list[Call]) -> list[Task]:
     tasks = []
-    for number, (kind, worker, key, at, seconds, is_revoked) in enumerate(wanted):
-        its = world.workers[worker % len(world.workers)]
-        task = Task(world, number, its, kind, key % len(world.keys), seconds)
-        world.clock.after(at, its.receive, task)
-        if is_revoked and kind == "consumer":
-            world.clock.after(at + 0.05, setattr, task, "is_revoked", True)
+    for number, call in enumerate(wanted):
+        task = Task(world, number, call)
+        world.clock.after(call.at, task.worker.receive, task)
+        if call.is_revoked and call.kind == "consumer":
+            world.clock.after(call.at + 0.05, setattr, task, "is_revoked", True)
         tasks.append(task)
     return tasks
 
 
-@settings(max_examples=300, deadline=None)
+def consumers(number: int, at: float = 0.0, seconds: float = 0.05, **more: Any) -> list[Call]:
+    return [Call("consumer", 0, 0, at, seconds, **more) for _ in range(number)]
+
+
+def ordinary(number: int, seconds: float, at: float = 0.0, every: float = 0.0) -> list[Call]:
+    return [Call("ordinary", 0, 0, at + every * n, seconds) for n in range(number)]
+
+
+def assert_all_end(there: World, tasks: list[Task], seconds: float) -> None:
+    def all_over() -> bool:
+        return all(task in there.done or task.is_revoked for task in tasks)
+
+    assert there.clock.run(all_over, seconds), "somebody is left"
+    there.clock.run(lambda: False, there.clock.now + 10)
+    for each in there.workers:
+        assert not each.wait._waiters
+        assert not each.waits.positions
+    assert not len(there.server.table)
+    assert len(set(there.ran)) == len(there.ran), "somebody has run twice"
+    assert there.requeued == 0, "a process has waited for a lock in vain"
+    for task in there.ran:
+        same = [each for each in there.ran if each.call.at == task.call.at and is_like(each, task)]
+        assert same == sorted(same, key=lambda each: each.number), "not first come, first served"
+
+
+def is_like(one: Task, other: Task) -> bool:
+    """Whether the order of two tasks is that of their arrival."""
+    same = one.worker is other.worker and one.wanted.key == other.wanted.key
+    in_line = one.call.kind == other.call.kind == "consumer" and one.wanted.limit == 1
+    return same and in_line and one.call.group == other.call.group
+
+
+@pytest.mark.parametrize("are_celerys", [True, False])
+@pytest.mark.parametrize("rates", [[None], [20], [3, None]])
+@settings(max_examples=120, deadline=None)
 @given(
-    slots=st.lists(st.integers(1, 3), min_size=1, max_size=2),
-    limits=st.lists(st.integers(1, 2), min_size=1, max_size=2),
+    slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    limits=st.lists(st.sampled_from([1, 1, 2, 100]), min_size=1, max_size=2),
     wanted=calls,
+    sizes=resizes,
 )
-@example(slots=[2], limits=[1], wanted=[("consumer", 0, 0, 0, 0.05, False)] * 8)
+@example(slots=[2], limits=[1], wanted=consumers(8), sizes=[])
+@example(slots=[2], limits=[100], wanted=[*ordinary(2, 0.5), *consumers(20, 0.1)], sizes=[])
 @example(
     slots=[2],
     limits=[1],
-    wanted=[(kind, 0, 0, 0, 0.05, False) for kind in ("slot", "consumer") * 8],
+    wanted=[*ordinary(2, 0.5), *consumers(9, 0.1, group=0), *consumers(1, 0.2, group=1)],
+    sizes=[],
 )
-def test_all_end_whatever_is_mixed(slots: list[int], limits: list[int], wanted: list[Call]) -> None:
-    """Nobody is lost or waits for ever, and what is said to the server does not grow with the queue."""
-    with world(slots, limits) as there:
+def test_all_end_whatever_is_mixed(
+    are_celerys: bool,
+    rates: list[int | None],
+    slots: list[int],
+    limits: list[int],
+    wanted: list[Call],
+    sizes: list[tuple[int, float, int]],
+) -> None:
+    """Nobody is lost, waits for ever, or waits for a lock in a process; no lock idles for nothing."""
+    with world(slots, limits, rates, are_celerys) as there:
         tasks = send(there, wanted)
-        work = sum(call[4] for call in wanted)
-
-        def all_over() -> bool:
-            return all(task in there.done or task.is_revoked for task in tasks)
-
-        assert there.clock.run(all_over, 10 + 3 * work + 3 * len(tasks)), "somebody is left"
-        there.clock.run(lambda: False, there.clock.now + 10)
-        for each in there.workers:
-            assert not each.wait._waiters
-            assert not len(each.wait._turns)
-        assert not any(key.queue or key.holders for key in there.keys)
-        assert len(set(there.ran)) == len(there.ran), "somebody has run twice"
-        assert all(pending.messages <= 5 for pending in there.pendings)
+        for worker, at, more in sizes:
+            pool = there.workers[worker % len(slots)].pool
+            there.clock.after(at, pool.resize, more)
+        work = sum(call.seconds for call in wanted)
+        assert_all_end(there, tasks, 20 + 3 * work + 3 * len(tasks))
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    slots=st.lists(st.integers(1, 2), min_size=1, max_size=2),
+    ages=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    seconds=st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_the_newest_runs_and_older_ones_end(
+    slots: list[int], ages: list[int], seconds: float
+) -> None:
+    with world(slots, [1]) as there:
+        for _ in range(10):
+            there.server.table._partition.issuer.number()
+        sent = [
+            Call("consumer", number, 0, 0.01 * number, seconds, age=age)
+            for number, age in enumerate(ages)
+        ]
+        tasks = send(there, [*ordinary(2, 0.1), *sent])
+        assert_all_end(there, tasks, 60)
+        newest = [task for task in tasks if task.call.age == max(ages)]
+        assert any(task in there.ran for task in newest)
+
+
+@pytest.mark.parametrize("are_celerys", [True, False])
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("limit", [1, 2])
-def test_one_worker_keeps_the_order_of_arrival(slots: int, limit: int) -> None:
-    with world([slots], [limit]) as there:
-        tasks = send(there, [("consumer", 0, 0, 0.001 * n, 0.05, False) for n in range(50)])
+def test_one_worker_keeps_the_order_of_arrival(slots: int, limit: int, are_celerys: bool) -> None:
+    with world([slots], [limit], are_celerys=are_celerys) as there:
+        tasks = send(there, [Call("consumer", 0, 0, 0.001 * n, 0.05) for n in range(50)])
         assert there.clock.run(lambda: len(there.done) == 50, 10.0)
-        if min(slots, limit) == 1:
-            assert there.ran == tasks
+        assert there.ran == tasks
         assert there.clock.now < 50 * 0.08 / min(slots, limit) + 0.2, "the key was idle"
-        assert there.requeued == 0
+        assert there.requeued == there.workers[0].waits.passed == 0
         assert len(there.workers[0].wait._waiters) <= 2, "connections are kept for nothing"
 
 
+@pytest.mark.parametrize("are_celerys", [True, False])
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("limit", [1, 2])
-def test_a_pool_that_is_full_has_few_of_each_key_in_its_line(slots: int, limit: int) -> None:
-    """They take their turns with the others there, in their order, and none is sent away again."""
-    with world([slots], [limit]) as there:
-        busy: list[Call] = [("ordinary", 0, 0, 0.09 * n, 0.2, False) for n in range(60)]
-        tasks = send(there, busy + [("consumer", 0, 0, 0.1, 0.05, False)] * 20)
-        assert there.clock.run(lambda: len(there.done) == 80, 30.0), "somebody starves"
-        assert there.workers[0].pool.crowd == limit
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_in_a_pool_that_is_always_full_they_take_their_turns(
+    slots: int, limit: int, are_celerys: bool
+) -> None:
+    """With the others there, in their order; none has a process before it has a turn."""
+    with world([slots], [limit], are_celerys=are_celerys) as there:
+        others = ordinary(200, 0.1, every=0.098 / slots)
+        tasks = send(there, [*others, *consumers(20, 0.1)])
+        assert there.clock.run(lambda: len(there.done) == 220, 60.0)
+        order = sorted(there.ran, key=there.ended.__getitem__)
+        assert there.ended[order[-1]] < there.ended[tasks[199]], "they wait for all others"
         assert there.requeued == 0
-        if min(slots, limit) == 1:
-            assert there.ran == tasks[60:]
+        assert there.ran == tasks[200:]
+        assert there.workers[0].waits.passed <= 25
 
 
 def test_a_key_is_not_idle_for_those_without_a_process() -> None:
     """Long tasks fill one worker; the other one serves the key meanwhile."""
     with world([1, 1], [1]) as there:
-        stuck: list[Call] = [("consumer", 0, 0, 0.1, 0.05, False)] * 5
-        free: list[Call] = [("consumer", 1, 0, 0.2, 0.05, False)] * 20
-        tasks = send(there, [("ordinary", 0, 0, 0.0, 10.0, False), *stuck, *free])
+        free = [Call("consumer", 1, 0, 0.2, 0.05)] * 20
+        tasks = send(there, [*ordinary(1, 10.0), *consumers(5, 0.1), *free])
         others = set(tasks[6:])
         assert there.clock.run(lambda: others <= there.done, 0.2 + 20 * 0.07 + 0.1)
         assert there.clock.run(lambda: len(there.done) == len(tasks), 11.0)
         assert there.ran[20:] == tasks[1:6]
 
 
-def test_thousands_are_told_once_and_called_back_once() -> None:
+def test_a_group_with_one_task_does_not_wait_for_all_of_another() -> None:
+    with world([2], [1]) as there:
+        big, small = consumers(16, 0.1, group=0), consumers(1, 0.2, group=1)
+        tasks = send(there, [*ordinary(2, 0.5), *big, *small])
+        assert there.clock.run(lambda: len(there.done) == len(tasks), 10.0)
+        assert there.ran == [tasks[2], tasks[-1], *tasks[3:-1]]
+
+
+def test_thousands_say_little() -> None:
     with world([1], [1]) as there:
-        send(there, [("ordinary", 0, 0, 0.0, 5.0, False)])
-        send(there, [("consumer", 0, 0, 0.1, 0.001, False)] * 2000)
+        send(there, [*ordinary(1, 5.0), *consumers(2000, 0.1, 0.001)])
         assert there.clock.run(lambda: len(there.done) == 2001, 300.0)
-        assert max(pending.messages for pending in there.pendings) <= 3
         assert there.requeued == 0
+        assert there.workers[0].waits.passed <= 1
 
 
-def test_who_is_never_told_changes_nothing() -> None:
-    turns: Turns[Any] = Turns()
-    one = SimpleNamespace(line="key", limit=1)
-    assert turns.settle(one) == []
-    assert not turns.is_due(one)
-    assert len(turns) == 0
+# What it is good for: each of these faults is found.
+
+
+def hands_over_without_a_process(patch: pytest.MonkeyPatch) -> None:
+    """As if whoever is told had one: it queues for a process, and others wait behind its turn."""
+    patch.setattr(Slots, "value", 1)
+
+
+def forgets_those_it_passed_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TableSlots, "find_turn", lambda *_: None)
+
+
+def waits_for_who_does_not_ask(patch: pytest.MonkeyPatch) -> None:
+    """The first in line blocks those behind it."""
+
+    def only_the_first(line: Line) -> Waiter | None:
+        first = line.foremost()
+        return first if first is not None and first.can_start else None
+
+    patch.setattr(Line, "next", only_the_first)
+
+
+def puts_a_turn_that_was_not_used_last(patch: pytest.MonkeyPatch) -> None:
+    def go_last(line: Line, waiter: Waiter) -> None:
+        waiter.number += 1000
+        line.enter(waiter)
+
+    patch.setattr(Line, "go_back", go_last)
+
+
+def gives_no_turn_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pending, "pass_on", lambda _: None)
+
+
+def never_queues_for_a_process(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Slots, "acquire", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        hands_over_without_a_process,
+        forgets_those_it_passed_over,
+        waits_for_who_does_not_ask,
+        puts_a_turn_that_was_not_used_last,
+        gives_no_turn_again,
+        never_queues_for_a_process,
+    ],
+)
+def test_faults_are_found(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    found = 0
+    for rates in ([None], [20]):
+        for sent in (
+            [*ordinary(2, 0.5), *consumers(20, 0.1)],
+            [*ordinary(9, 0.3), *consumers(9, 0.1, group=0), *consumers(1, 0.2, group=1)],
+            [Call("slot", 1, 0, 0.0, 1.0), *consumers(9, 0.1), *ordinary(1, 2.0, 0.5)],
+            [*ordinary(4, 1.0), *[Call("consumer", n % 2, 0, 0.01, 0.05) for n in range(20)]],
+        ):
+            with world([1, 1], [1], rates, are_celerys=False) as there:
+                try:
+                    assert_all_end(there, send(there, sent), 30)
+                except (AssertionError, KeyError):
+                    found += 1
+    assert found

@@ -60,9 +60,5 @@ class Waiter:
         """... and the position is kept if that does not come in time."""
         self.hold: Hold | None = None
         """What it was granted while nobody asked."""
-        self.turn: float | None = None
-        """Seconds for which a slot is set aside for it once it is told; ``None``: it is granted one."""
-        self.set_aside_until = 0.0
-        """Until when one is."""
-        self.ticket = b""
-        """Of its turn, while that is."""
+        self.wants_turn = False
+        """Whether it is granted nothing, and somebody takes the position up."""

@@ -32,14 +32,12 @@ class Crowd:
         self,
         lock: DistributedLock,
         timeout: float | None = PATIENCE,
-        told_ms: int = 5000,
         **options: Any,
     ) -> PendingAcquire:
         number = len(self.everybody)
         acquire = self.pending.join(
             lock,
             timeout,
-            told_ms=told_ms,
             queued=lambda: self.told.put(("queued", number, None)),
             told=lambda: self.told.put(("told", number, None)),
             ended=lambda error: self.told.put(("ended", number, error)),
@@ -60,7 +58,8 @@ class Crowd:
         return number, error
 
     def hear_told(self, number: int) -> PendingAcquire:
-        """Hear that it is this one's turn."""
+        """Ask whose turn it is, and hear that it is this one's."""
+        self.pending.ask()
         assert self.hear("told") == (number, None)
         return self.everybody[number]
 
@@ -82,5 +81,4 @@ def take_up(acquire: PendingAcquire, lock: DistributedLock) -> DistributedLock:
     assert ticket is not None
     assert ticket == acquire.hand_over()
     assert lock.enqueue(ticket) == "acquired"
-    acquire.leave()
     return lock

@@ -30,8 +30,7 @@ CONNECTING = 2.0
 CLAIMS = ("acquire", "enqueue", "line_up", "adopt")
 FREE = (*CLAIMS, "acquire", "acquire", "acquire", "question", "check", "renew", "release", "wait")
 QUEUED = ("wait", "wait", "wait", "release", "acquire", "drop")
-TOLD = ("await_turn", "await_turn", "await_turn", "pass_on", "part", "release", "acquire", "drop")
-TURNS = ("await_turn", "pass_on", "part")
+STAYING = ("stay", "stay", "stay", "pass_on", "release", "acquire", "drop")
 HELD = ("release", "release", "release", "renew", "check", "check", "detach", "question", "rest")
 HELD += ("rest", "rest", "drop", "acquire")
 TELLING = ("release", "renew", "detach")
@@ -64,8 +63,8 @@ class Owner:
             return
         rng, state = self.rng, self.session.state
         if not self.calls:
-            is_told = state == "queued" and self.came_for_turns
-            self._begin(rng.choice(TOLD if is_told else WHERE[state]))
+            stays = state == "queued" and self.came_for_turns
+            self._begin(rng.choice(STAYING if stays else WHERE[state]))
         elif rng.random() < self.rudeness:
             what = rng.choice((*FREE, *QUEUED, *HELD, "cancel", "interrupt"))
             if what == "interrupt":
@@ -77,9 +76,9 @@ class Owner:
     def _may_be_beside_others(self, what: str) -> bool:
         """What is held is for one at a time, except that anybody may ask whether it is held."""
         if what in TELLING:
-            return not any(call.what in (*TELLING, *TURNS) for call in self.calls)
+            return not any(call.what in (*TELLING, "stay") for call in self.calls)
         if what == "wait":
-            return not any(call.what in TURNS for call in self.calls)
+            return not any(call.what == "stay" for call in self.calls)
         return what != "drop"
 
     def retire(self) -> None:
@@ -221,20 +220,19 @@ class Call:
         progress = self._progress(ticket) if ticket else None
         return self.session.enqueue(self.claim, self.timeout, progress=progress)
 
-    def _line_up(self) -> Flow[bytes | None]:
+    def _line_up(self) -> Flow[bytes]:
         self.timeout = 0
         self.owner.came_for_turns |= not self.was_owned
         return self.session.line_up(self.claim, self._progress(), 500)
 
-    def _await_turn(self) -> Flow[bytes | None]:
+    def _stay(self) -> Flow[bool]:
         keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
-        return self.session.await_turn(self.owner.rng.choice((0, 1, 3)), self._progress(keep=keep))
+        return self.session.stay(self.owner.rng.choice((0, 1, 3)), self._progress(keep=keep))
 
     def _pass_on(self) -> Flow[None]:
-        return self.session.pass_on(b"t%d" % self.owner.rng.randrange(100))
-
-    def _part(self) -> Flow[None]:
-        return self.session.part()
+        rng = self.owner.rng
+        route = Route(rng.choice(self.stage.addresses))
+        return self.session.pass_on(route, b"t%d" % rng.randrange(100))
 
     def _wait(self) -> Flow[bool]:
         keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
@@ -281,7 +279,7 @@ class Call:
         self._judge_time()
 
     def _let_go(self, error: BaseException) -> None:
-        if self.what in TURNS:
+        if self.what == "stay":
             self.session.abandon()
         elif self.what in CLAIMS:
             self.session.let_go(self.claim)
@@ -319,12 +317,12 @@ class Call:
 
     def _judge_result(self, task: Task, result: Any) -> None:
         said = b"".join(task.lines)
-        if result is None and self.what == "await_turn" and b"timeout" not in said:
-            self._wrong("None is what a server has said", f"it said {said!r}")
+        if self.what == "stay" and (b"error_not_enqueued" if result else b"timeout") not in said:
+            self._wrong("the end of a position is what a server has said", f"it said {said!r}")
         if isinstance(result, bytes):
             self.stage.tickets.append(result)
-            if b"turn " not in said or self.session.lease is not None:
-                self._wrong("a turn is what a server has said", f"it said {said!r}")
+            if b"queued " not in said or self.session.lease is not None:
+                self._wrong("a position is what a server has said", f"it said {said!r}")
         if result is False and self.what in ("acquire", "wait"):
             # Who has a position was told so before, and is content with a sign of life.
             is_cut_off = self.what == "wait" and (

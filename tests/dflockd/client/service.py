@@ -23,6 +23,7 @@ from dflockd.wire import (
     Inspect,
     Moved,
     Pass,
+    Queued,
     Recovering,
     Release,
     Renew,
@@ -33,7 +34,6 @@ from dflockd.wire import (
     TimedOut,
     Wait,
     Welcome,
-    YourTurn,
     encode_map,
     format_token,
 )
@@ -168,12 +168,12 @@ class Service:
             peer.reply(Status.ALREADY_ENQUEUED)
             return
         peer.place = waiter = self._line_up(peer, request)
-        waiter.turn = None if request.turn is None else request.turn / 1000
-        waiter.asks = waiter.turn is not None
+        waiter.wants_turn = request.turn is not None
         self.serve()
         hold = waiter.hold
-        if waiter.asks or waiter.turn is None:
-            waiter.asks = False
+        if waiter.wants_turn:
+            peer.reply(Queued(self._name(waiter)))
+        else:
             peer.reply(Status.QUEUED if hold is None else Enqueued(hold.token, hold.lease))
 
     def _wait(self, peer: Peer, request: Wait) -> None:
@@ -189,21 +189,11 @@ class Service:
             peer.reply(Granted(hold.token, hold.lease) if is_there else Status.LEASE_EXPIRED)
         else:
             waiter.asks, waiter.reserves = True, request.reserve is not None
-            if waiter.turn is not None:
-                self.tickets.pop(waiter.ticket, None)
-                waiter.ticket = b""
-                self.serve()
-            if waiter.asks:
-                self._await(waiter, request.timeout)
+            self._await(waiter, request.timeout)
 
     def _pass(self, peer: Peer, request: Pass) -> None:
         waiter = self.tickets.get(request.ticket)
-        if waiter is None or waiter.peer is not peer:
-            peer.reply(Status.ERROR)
-            return
-        waiter.set_aside_until = 0.0
-        peer.reply(Status.OK)
-        self.serve()
+        peer.reply(Status.OK if waiter in self.queue else Status.ERROR)
 
     def _renew(self, peer: Peer, request: Renew) -> None:
         if request.how is How.DETACH:
@@ -249,16 +239,11 @@ class Service:
 
     def serve(self) -> None:
         """Grant what is free."""
-        now = self.stage.now
         for waiter in list(self.queue):
             peer = waiter.peer
-            aside = [each for each in self.queue if each.set_aside_until > now]
-            if len(self.holds) + sum(each is not waiter for each in aside) >= self.limit:
-                continue
-            if peer is None or (waiter.turn is not None and not waiter.asks):
-                continue
-            if waiter.turn is not None:
-                self._tell(waiter, peer, waiter.turn)
+            if len(self.holds) >= self.limit:
+                return
+            if peer is None or waiter.wants_turn:
                 continue
             self.queue.remove(waiter)
             token = format_token(next(self._numbers), b"stage")
@@ -269,15 +254,6 @@ class Service:
                 peer.place = None
                 peer.reply(Granted(token, hold.lease))
 
-    def _tell(self, waiter: Waiter, peer: Peer, seconds: float) -> None:
-        """Say that it is its turn, and set a slot aside for a moment."""
-        waiter.asks = False
-        waiter.set_aside_until = self.stage.now + seconds
-        self.stage.at(waiter.set_aside_until, self.serve)
-        waiter.ticket = b"t%d" % next(self._numbers)
-        self.tickets[waiter.ticket] = waiter
-        peer.reply(YourTurn(waiter.ticket))
-
     def _line_up(self, peer: Peer, request: Acquire | Enqueue) -> Waiter:
         waiter = self.tickets.pop(request.ticket, None)
         if waiter is None or waiter not in self.queue:
@@ -285,7 +261,9 @@ class Service:
             self.queue.append(waiter)
         if waiter.peer is not None:
             waiter.peer.place = None
-        waiter.peer, waiter.turn, waiter.set_aside_until = peer, None, 0.0
+            if waiter.asks:
+                waiter.peer.reply(Status.NOT_ENQUEUED)
+        waiter.peer, waiter.asks, waiter.wants_turn = peer, False, False
         return waiter
 
     def _await(self, waiter: Waiter, seconds: float) -> None:
@@ -305,9 +283,15 @@ class Service:
 
         self.stage.at(self.stage.now + seconds, over) if seconds else over()
 
-    def _ticket(self, waiter: Waiter) -> bytes:
+    def _name(self, waiter: Waiter) -> bytes:
         ticket = b"t%d" % next(self._numbers)
         self.tickets[ticket] = waiter
+        return ticket
+
+    def _ticket(self, waiter: Waiter) -> bytes:
+        """Return a ticket of somebody who is away: it is good for a while."""
+        ticket = self._name(waiter)
+        waiter.wants_turn = False
 
         def forget() -> None:
             if self.tickets.pop(ticket, None) is not None and waiter in self.queue:

@@ -44,11 +44,11 @@ class Waiter:
         self.pending = acquires.join(
             lock,
             timeout,
-            told_ms=1000,
             queued=self.queued.set,
             told=self.told.set,
             ended=self._end,
         )
+        acquires.ask()
 
     def _end(self, error: errors.RemoteError | None) -> None:
         self.error = error

@@ -26,7 +26,6 @@ from dflockd.wire import (
     Acquire,
     Enqueue,
     Moved,
-    Pass,
     Release,
     Renew,
     RequestReader,
@@ -39,7 +38,7 @@ from tests.dflockd.client.weather import BrokenRuleError, Weather
 from tests.dflockd.client.wires import NO, FakeLink, Wire
 from tests.dflockd.client_support import in_this_thread
 
-ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Release)
+ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Renew, Release)
 START = 1000.0
 
 

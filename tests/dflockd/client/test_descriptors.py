@@ -28,14 +28,16 @@ pending, acquires = PendingAcquires(), {{}}
 def join(number):
     def told():
         print("told", number, acquires[number].hand_over(), flush=True)
+        pending.ask()
     def ended(error):
         print("ended", number, type(error).__name__, error, flush=True)
     lock = DistributedLock("key", servers=[("127.0.0.1", int(sys.argv[1]))])
     acquires[number] = pending.join(
-        lock, None, told_ms=60000, queued=lambda: print("queued", number, flush=True),
+        lock, None, queued=lambda: print("queued", number, flush=True),
         told=told, ended=ended,
     )
 
+pending.ask()
 for number in range({WAITERS}):
     join(number)
 for line in sys.stdin:

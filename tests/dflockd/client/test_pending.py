@@ -12,7 +12,7 @@ from queue import Empty
 import pytest
 
 from dflockd import errors
-from dflockd.client import introduction
+from dflockd.client import introduction, pending
 from dflockd.client.pending import PendingAcquire
 from dflockd.client.process import close_idle_connections
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
@@ -51,6 +51,7 @@ def test_they_are_told_in_the_order_in_which_they_came(crowd: Crowd) -> None:
         crowd.line_up("order", 50)
         assert threading.active_count() <= before + 1  # the reactor's
         crowd.wait_waiters(holder, 50)
+    crowd.hear_nothing()
     for number in range(50):
         acquire = crowd.hear_told(number)
         assert not holder.inspect()["holders"]
@@ -62,36 +63,57 @@ def test_they_are_told_in_the_order_in_which_they_came(crowd: Crowd) -> None:
     assert not holder.inspect()["waiters"]
 
 
-def test_a_free_lock_is_told_at_once(crowd: Crowd) -> None:
+def test_nobody_is_told_of_a_free_lock_while_nobody_is_free_to_use_it(crowd: Crowd) -> None:
     acquire = crowd.join(crowd.lock("free"))
+    crowd.hear("queued")
+    crowd.hear_nothing()
     crowd.hear_told(0)
     assert not crowd.lock("free").inspect()["holders"]
-    assert acquire.ticket is not None
     user = take_up(acquire, crowd.lock("free"))
-    assert acquire.ticket is None
     assert user.release()
 
 
-def test_a_semaphore_has_as_many_turns_as_slots(crowd: Crowd) -> None:
+def test_who_asks_first_is_told_as_soon_as_there_is_a_turn(crowd: Crowd) -> None:
+    crowd.pending.ask()
+    for number in range(20):
+        acquire = crowd.join(crowd.lock("asked"))
+        assert crowd.hear("queued") == (number, None)
+        assert crowd.hear("told") == (number, None)
+        user = take_up(acquire, crowd.lock("asked"))
+        crowd.pending.ask()
+        assert user.release()
+
+
+def test_one_is_told_each_time_that_it_is_asked(crowd: Crowd) -> None:
     servers = [crowd.server.address]
     for _ in range(3):
         crowd.join(DistributedSemaphore("slots", 2, servers=servers))
-    assert sorted(crowd.hear(what) for what in ("told", "told", "queued")) == [
-        (0, None),
-        (1, None),
-        (2, None),
-    ]
+        crowd.hear("queued")
+    crowd.hear_told(0)
+    crowd.hear_nothing()
+    crowd.hear_told(1)
     user = DistributedSemaphore("slots", 2, servers=servers)
     take_up(crowd.everybody[0], user)
+    crowd.pending.ask()
     crowd.hear_nothing()
     user.release()
-    crowd.hear_told(2)
+    assert crowd.hear("told") == (2, None)
+
+
+def test_keys_take_turns_if_nobody_could_use_their_locks(crowd: Crowd) -> None:
+    for key in ("turns-1", "turns-2"):
+        for _ in range(3):
+            crowd.join(DistributedSemaphore(key, 9, servers=[crowd.server.address]))
+            crowd.hear("queued")
+    for number in (0, 3, 1, 4, 2, 5):
+        crowd.hear_told(number)
 
 
 def test_the_connection_is_of_use_after_it_was_taken_up(crowd: Crowd) -> None:
     lock, connections = crowd.lock("again"), set()
     for number in range(5):
         acquire = crowd.join(crowd.lock("again"))
+        crowd.hear("queued")
         crowd.hear_told(number)
         [waiter] = lock.inspect()["waiters"]
         connections.add(waiter["conn_id"])
@@ -105,59 +127,59 @@ def is_free(acquire: PendingAcquire) -> bool | None:
     return acquire.lock.state == "free" or None
 
 
-def test_who_has_no_use_for_its_turn_lets_others_go_first(crowd: Crowd) -> None:
-    holder = crowd.lock("pass")
-    with holder:
-        crowd.line_up("pass", 3)
-    first = crowd.hear_told(0)
-    crowd.hear_nothing()
+def test_a_turn_that_cannot_be_used_is_had_again(crowd: Crowd) -> None:
+    """And others go first meanwhile, who can."""
+    with crowd.lock("pass"):
+        crowd.line_up("pass", 2)
+    first, other = crowd.hear_told(0), crowd.lock("pass")
+    assert other.enqueue() == "queued"
     first.pass_on()
-    crowd.hear_told(1)
-    # Its position is the first still.
-    user = crowd.lock("pass")
-    ticket = first.hand_over()
-    assert user.enqueue(ticket) == "queued"
-    crowd.everybody[1].pass_on()
-    assert user.wait(PATIENCE)
-    first.leave()
-    assert user.release()
-
-
-def test_who_says_nothing_keeps_others_for_its_time_only(crowd: Crowd) -> None:
-    with crowd.lock("silent"):
-        crowd.line_up("silent", 2, told_ms=100)
-    crowd.hear_told(0)
-    crowd.hear_told(1)
-    assert crowd.everybody[0].ticket is not None
-
-
-def test_who_comes_back_is_told_again_before_later_ones(crowd: Crowd) -> None:
-    with crowd.lock("back"):
-        crowd.line_up("back", 2)
-    first = crowd.hear_told(0)
-    first.pass_on()
-    second = crowd.hear_told(1)
-    first.come_back()
-    assert first.ticket is None
+    assert other.wait(PATIENCE)
     assert first.hand_over() is None
-    user = take_up(second, crowd.lock("back"))
-    crowd.join(crowd.lock("back"))
-    assert crowd.hear("queued") == (2, None)
-    assert user.release()
+    crowd.pending.ask()
+    crowd.hear_nothing()
+    assert other.release()
+    assert crowd.hear("told") == (0, None)
+    assert take_up(first, crowd.lock("pass")).release()
+    crowd.hear_told(1)
+
+
+def test_who_says_nothing_keeps_others_for_its_time_only(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "TURN_MS", 100)
+    with crowd.lock("silent"):
+        crowd.line_up("silent", 2)
     crowd.hear_told(0)
+    crowd.hear_told(1)
+    # It is ahead of all later ones still.
+    user = crowd.lock("silent")
+    assert user.enqueue(crowd.everybody[0].hand_over()) == "queued"
+    assert user.wait(PATIENCE)
+    assert user.release()
 
 
 def test_its_time_ends_nothing_while_it_is_its_turn(crowd: Crowd) -> None:
     acquire = crowd.join(crowd.lock("time"), timeout=1)
+    crowd.hear("queued")
     crowd.hear_told(0)
     until = time.monotonic() + 1.5
     wait_until(lambda: time.monotonic() > until or None, PATIENCE, lambda: "")
     with pytest.raises(Empty):
         crowd.told.get_nowait()
-    acquire.come_back()
+    acquire.pass_on()
+    assert crowd.hear("ended") == (0, None)
+
+
+def test_a_turn_is_not_lost_with_the_connection_that_would_have_told_it(crowd: Crowd) -> None:
+    acquire = crowd.join(crowd.lock("lost"))
     crowd.hear("queued")
     crowd.hear_told(0)
-    assert take_up(acquire, crowd.lock("time")).release()
+    [turns] = crowd.pending._turns.values()
+    assert turns.link is not None
+    turns.link.interrupt()
+    crowd.hear_told(0)
+    assert take_up(acquire, crowd.lock("lost")).release()
 
 
 # Other ends.
@@ -180,11 +202,10 @@ def test_its_position_can_be_kept_after_its_time(crowd: Crowd) -> None:
         assert crowd.hear("ended") == (0, None)
         crowd.join(crowd.lock("kept"))
         crowd.hear("queued")
-        again = crowd.join(crowd.lock("kept"), ticket=acquire.lock.ticket)
+        crowd.join(crowd.lock("kept"), ticket=acquire.lock.ticket)
         crowd.hear("queued")
         crowd.wait_waiters(holder, 2)
-    crowd.hear_told(2)
-    again.leave()
+    crowd.hear_told(2).leave()
     crowd.hear_told(1)
 
 
@@ -223,6 +244,7 @@ def test_a_run_that_is_sent_twice_is_told_so(crowd: Crowd) -> None:
         assert isinstance(error, errors.OwnerConflictError)
         assert (number, error.state) == (0, "held")
     acquire = crowd.join(crowd.lock("twice", owner=("run", 1)))
+    crowd.hear("queued")
     crowd.hear_told(1)
     # As if another process asked.
     introduction.forget_instance()

@@ -276,7 +276,6 @@ def test_many_places_at_once(server: ServerProcess) -> None:
         return acquires.join(
             locks[number],
             timeout,
-            told_ms=5000,
             queued=lambda: None,
             told=lambda: told.put(number),
             ended=lambda _: ended.put(number),
@@ -295,6 +294,7 @@ def test_many_places_at_once(server: ServerProcess) -> None:
         }
         eventually(lambda: not any(waiter["away"] for waiter in holder.inspect()["waiters"]))
     for number in range(3):
+        acquires.ask()
         assert told.get(timeout=PATIENCE) == number
         pending[number].leave()
     acquires.close()

@@ -28,7 +28,6 @@ from tests.dflockd.client.stage import START, Stage
 from tests.dflockd.client.weather import BrokenRuleError, some_weather
 
 RARE = {
-    "a position that is left is not looked after": 1162,
     "a shorter lease begins once it is confirmed": 37,
 }
 """Planted faults that few worlds show, and the first world that does."""
@@ -154,14 +153,29 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(renewal._Rescue, "_end", end)
 
 
-@planted("a position that is left is not looked after", "who leaves has no position")
+@planted(
+    "nobody waits for the end of a position", "the end of a position is what a server has said"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
-    def is_taken_up(target: Any) -> Any:
-        yield from operations.is_taken_up(target)
-        return True
+    def stay(target: Any, timeout: Any) -> Any:
+        return False
+        yield
 
-    rest = {**vars(operations), "is_taken_up": is_taken_up}
+    rest = {**vars(operations), "stay": stay}
     patch.setattr(session_module, "operations", SimpleNamespace(**rest))
+
+
+@planted("a position is left with its connection open", "who leaves has no position")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = LockSession.abandon
+
+    def abandon(self: Any) -> None:
+        link, self.queued = self.queued, None
+        if link is not None and not link.closed:
+            self._home().pool.give(link)
+        real(self)
+
+    patch.setattr(LockSession, "abandon", abandon)
 
 
 @planted("check() believes what is in doubt", "held is certain")

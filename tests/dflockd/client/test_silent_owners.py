@@ -13,7 +13,7 @@ from dflockd import errors, sync_client
 from dflockd.client import operations
 from dflockd.client.pending import PendingAcquires
 from dflockd.shards import get_shard_id
-from dflockd.wire import Acquire, Enqueue, Ping, Recovering, Release, Shards, Status, Wait
+from dflockd.wire import Acquire, Enqueue, Ping, Queued, Recovering, Release, Shards, Status, Wait
 from tests.dflockd.client.silence import KEY, TOO_LONG, Waiter, is_not_answered
 from tests.dflockd.client_support import Client, soon, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -166,9 +166,9 @@ def test_places_go_to_the_one_that_has_replaced_it(
     acquires: PendingAcquires, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
-    first.script(Enqueue, Status.QUEUED)
+    first.script(Enqueue, Queued(b"1ticket1"))
     first.script(Wait, Silence)
-    second.script(Enqueue, Status.QUEUED)
+    second.script(Enqueue, Queued(b"2ticket2"))
     second.script(Wait, Silence)
     waiter = Waiter(acquires, sync_client.DistributedLock(KEY, servers=cluster.seeds), PATIENCE)
     first.wait_asked(Wait)
@@ -183,7 +183,7 @@ def test_a_server_that_hangs_does_not_keep_places_from_another(
 ) -> None:
     """Each attempt there takes the thread of all of them its time."""
     second = cluster.servers[1]
-    second.script(Enqueue, Status.QUEUED)
+    second.script(Enqueue, Queued(b"2ticket2"))
     second.script(Wait, Silence)
     shards = [get_shard_id(key, NUM_SHARDS) for key in ("a", "b", "c", KEY)]
     owners = [int(shard == shards[-1]) for shard in range(NUM_SHARDS)]
@@ -205,7 +205,7 @@ def test_many_places_where_nobody_can_queue_keep_none_from_another_server(
 ) -> None:
     """They are ended at their time, too, and not one after the other."""
     first, second = cluster.servers
-    second.script(Enqueue, Status.QUEUED)
+    second.script(Enqueue, Queued(b"2ticket2"))
     second.script(Wait, Silence)
     owners = [shard % 2 for shard in range(NUM_SHARDS)]
     for server in cluster.servers:

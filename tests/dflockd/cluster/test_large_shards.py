@@ -26,6 +26,7 @@ from dflockd.wire import (
     Wait,
 )
 from tests.dflockd.cluster.nodes import KEY, Cluster, of_kind
+from tests.dflockd.table.turns_support import process, ticket_of
 
 WINDOW = 86_400.0
 
@@ -90,6 +91,7 @@ def test_a_hundred_thousand_locks(large: Large) -> None:
 def test_five_thousand_waiters_with_turns_in_groups_keep_their_positions(large: Large) -> None:
     cluster, number = large.cluster, 5_000
     token = cluster.take("a:1")
+    tickets = []
     for n in range(number):
         asked = Enqueue(
             *(Space.LOCK, KEY, 1, 4),
@@ -98,9 +100,11 @@ def test_five_thousand_waiters_with_turns_in_groups_keep_their_positions(large: 
             turn=1000,
             label=b"proj.tasks.sync[%d]" % n,
         )
-        assert cluster.ask("a:1", asked, large.table.connect()) is Status.QUEUED
+        reply = cluster.ask("a:1", asked, process(large.table, b"worker-%d" % (n % 7)))
+        tickets.append(ticket_of(reply))
     handed = large.move()
-    # In the order of their turns.
+    # In the order of their turns, and under the same tickets.
+    assert [waiter.ticket for waiter in handed.waiters] == tickets
     assert [waiter.owner for waiter in handed.waiters] == [b"run-%d" % n for n in range(number)]
     assert cluster.renew("b:1", token) == Renewed(4)
 

@@ -56,9 +56,12 @@ def test_a_lock_with_its_holder_and_its_queue(site: Site) -> None:
 
 def test_whose_run_it_is_and_whose_turn(site: Site) -> None:
     first = named(site, "holder", owner="run-7", attempt=2)
-    second = named(site, "waiter", owner="run-8", turn=20_000)
+    second, asking = (named(site, "waiter", owner="run-8", turn=20_000) for _ in range(2))
+    for client in (second, asking):
+        assert client.ask("hello", "here", "version=1").startswith("hello ok")
+    asking.request("next", "_", "_")
     token = first.lock("whose", "0 20")
-    assert second.ask("e", "whose", "20") == "queued"
+    assert second.ask("e", "whose", "20").startswith("queued ")
     shown = site.lock("whose")
     assert [(held["owner"], held["attempt"]) for held in shown["holders"]] == [("run-7", 2)]
     (waiter,) = shown["waiters"]

@@ -186,11 +186,19 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         "peers": [
             (
                 *(peer.id, peer.instance, peer.detaches, peer.waiting is not None),
+                peer.told is not None and peer.told.ticket,
                 [hold.fence for hold in peer.holds],
                 *(sorted(peer.enqueued), sorted(peer.left)),
             )
             for peer in peers
         ],
+        "processes": {
+            instance: (
+                *(each.connections, each.asking is not None and each.asking.id),
+                [entry.key for entry in each.starved],
+            )
+            for instance, each in table.connections.processes.items()
+        },
         "counts": {name: counted(getattr(table.counts, name)) for name in COUNTS},
         "deadlines": (len(table.deadlines), table.next_deadline()),
         "size": len(table),
@@ -227,7 +235,7 @@ class Frames:
             words = line.split(b" ")
             if words[0] in (b"ok", b"acquired") and len(words) == 3:
                 self._tokens.append(words[1])
-            elif words[0] in (b"turn", b"timeout") and len(words) == 2:
+            elif words[0] in (b"turn", b"timeout", b"queued") and len(words) == 2:
                 self._tickets.append(words[1])
             elif words[0] == b"ok" and len(words) == 2 and len(words[1]) > 3 and words[1].isdigit():
                 self._ages.append(words[1])
@@ -289,6 +297,7 @@ class Frames:
                 ): 2,
                 b"unbegun\n%b\n%b" % (key, token): 1,
                 b"pass\n%b\n%b" % (key, ticket): 1,
+                b"next\n%b\n_" % key: 1,
                 b"age\n%b\n_" % key: 2,
                 b"listen\n%b\n%b" % (key, token): 0.5,
                 b"hello\nhere\nversion=1": 0.2,

@@ -29,7 +29,7 @@ async def prepared() -> tuple[Server, FullTransport, FullTransport]:
     await say(holder, b"acquire\nqueued\ntimeout=0 owner=first\n")
     await say(busy, BUSY)
     assert [line.split()[0] for line in busy.written.splitlines()] == [
-        *(b"hello", b"ok", b"turn", b"queued", b"ok")
+        *(b"hello", b"ok", b"queued", b"queued", b"ok")
     ]
     busy.written = b""
     return server, holder, busy

@@ -26,6 +26,7 @@ from dflockd.wire import (
     How,
     Listen,
     Malformed,
+    Next,
     Owner,
     Pass,
     Ping,
@@ -288,6 +289,8 @@ class Asked(Compared):
 
     def known_tickets(self, which: int) -> list[tuple[Name, bytes]]:
         there = [*self.model.away, *self.model.told()]
+        if which % 3 == 0:
+            there += self.model.with_turns()
         kept = [(waiter.name, waiter.ticket) for waiter in there if waiter.ticket]
         return kept if kept and which % 8 else self.tickets[-8:]
 
@@ -297,6 +300,10 @@ class Asked(Compared):
         if known:
             name, ticket = known[which % len(known)]
             self.ask(choice, Pass(name[1], ticket))
+
+    @rule(choice=numbers)
+    def ask_whose_turn_it_is(self, choice: int) -> None:
+        self.ask(choice, Next())
 
     # Ages.
 

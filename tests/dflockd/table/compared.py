@@ -31,6 +31,7 @@ from dflockd.wire import (
     Granted,
     Hello,
     OwnerConflict,
+    Queued,
     Recovering,
     Renewed,
     Report,
@@ -88,8 +89,13 @@ class Compared(RuleBasedStateMachine):
                 self.tell(answer.hold, reply.token)
             elif isinstance(reply, Renewed):
                 assert reply.lease == answer.lease
-            elif isinstance(reply, TimedOut | YourTurn):
+            elif isinstance(reply, TimedOut | Queued | YourTurn):
                 assert answer.waiter is not None
+                if isinstance(reply, Queued) and answer.waiter.is_renamed:
+                    answer.waiter.former, answer.waiter.ticket = answer.waiter.ticket, None
+                    answer.waiter.is_renamed = False
+                elif isinstance(reply, YourTurn) and reply.ticket == answer.waiter.former:
+                    continue
                 self.tell_ticket(answer.waiter, reply.ticket)
 
     def record(self) -> None:
@@ -194,6 +200,7 @@ class Compared(RuleBasedStateMachine):
                 waiter
                 for waiter in entry.waiters or ()
                 if not waiter.is_told
+                and waiter.can_start
                 and (waiter.state == EXPECTED or key.has_room(name_of(waiter.group)))
             ]
             free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
@@ -250,11 +257,10 @@ class Compared(RuleBasedStateMachine):
             order = key.order()
             queue = entry.waiters
             assert (queue is not None and queue.is_grouped) == key.is_grouped
-            ahead = len(order) - len([each for each in order if each.is_told and not each.has_slot])
-            resting = [
-                each for each in order if each.wants and not key.has_room(name_of(each.group))
-            ]
-            assert queue is None or queue.ahead + queue.rated_ahead == ahead - len(resting)
+            plain, rated = model.ahead(key)
+            aside = sum(each.has_slot for each in order)
+            assert queue is None or queue.ahead == aside + plain
+            assert queue is None or queue.rated_ahead == rated
             assert [
                 (
                     waiter.peer.id,
@@ -279,7 +285,9 @@ class Compared(RuleBasedStateMachine):
         assert set(table.connections.peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
-            assert (peer.waiting is None) == (twin.waiting is None and twin.listening is None)
+            assert (peer.waiting is None) == (
+                twin.waiting is None and twin.listening is None and not twin.asks
+            )
             assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
             assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
         assert len(table.deadlines) - table.rates.size == len(model.deadlines())
@@ -290,10 +298,11 @@ class Compared(RuleBasedStateMachine):
         away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
         assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
         assert len(self.table.slots.reservations) == len(away)
+        named = {ticket for ticket, waiter in reserved if waiter.turn is not None}
+        assert len(named) == len(reserved) - len(away)
+        assert named == {waiter.ticket for waiter in self.model.with_turns()}
         told = [ticket for ticket, waiter in reserved if waiter.is_told]
-        assert len(told) == len(reserved) - len(away) == len(self.model.told())
-        # Those who have not asked since have not heard of it.
-        assert {waiter.ticket for waiter in self.model.told() if waiter.ticket} <= set(told)
+        assert set(told) == {waiter.ticket for waiter in self.model.told()}
         entries = self.entries().values()
         queue = [waiter for entry in entries for waiter in entry.waiters or ()]
         assert all(waiter.ticket in told for waiter in queue if waiter.is_told)
@@ -372,6 +381,7 @@ def kind_of(reply: object) -> str:
         Enqueued: "acquired",
         TimedOut: "kept",
         YourTurn: "turn",
+        Queued: "queued",
         Renewed: "renewed",
         Report: "stats",
     }

@@ -169,11 +169,19 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
         for choice in of_one_process(2):
             machine.acquire(choice, name, usual[name[1]], 3, None, said, None, ticket)
 
+    def ask() -> None:
+        """Whose turn it is, mostly on a connection of a process that somebody waits for."""
+        instances = [waiter.instance for waiter in machine.model.with_turns()]
+        ready = [peer for peer in machine.peers.values() if peer.waiting is None]
+        having = [at for at, peer in enumerate(ready) if peer.instance in instances]
+        machine.ask_whose_turn_it_is(dice.choice(having) if having else number())
+
     def say_nothing() -> None:
-        """A process that has been stopped is told of the turns of its runs."""
+        """A process that has been stopped is told of the turn of one of its runs."""
         name, limit = key()
         for choice in of_one_process(2):
             machine.enqueue(choice, name, limit, None, some(), turn(1))
+        ask()
         for _ in range(2):
             if rated:
                 machine.pass_time(0.75)
@@ -208,6 +216,7 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
         enter_twice: 0.5,
         show_a_ticket_again: 0.3,
         say_nothing: 0.5,
+        ask: 4,
         go: 6,
         return_: 4,
         lambda: machine.acquire(number(), *key(), dice.choice([0, 3]), None, some()): 2,

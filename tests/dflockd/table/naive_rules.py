@@ -41,7 +41,9 @@ class NaiveRules(NaiveState):
     def _block(self, waiter: Waiter, timeout: int) -> None:
         peer = self.peers[waiter.peer]
         peer.waiting, peer.granted = waiter, None
-        self._set(waiter, timeout)
+        waiter.until = self.now + timeout
+        if not waiter.is_told:
+            self._set(waiter, timeout)
 
     def _lease(self, lease: int | None) -> int:
         return self.limits.default_lease if lease is None else lease
@@ -228,7 +230,7 @@ class NaiveRules(NaiveState):
             open_ = min(key.limit, self._most) - len(key.holds)
             if open_ - self._aside(key) <= before:
                 break
-            if waiter.is_told:
+            if waiter.is_told or not self.can_start(waiter):
                 continue
             if not waiter.has_slot and not self._may_begin(waiter):
                 self.seen["slots, and no place"] += 1
@@ -243,14 +245,37 @@ class NaiveRules(NaiveState):
             else:
                 key.queue.remove(waiter)
                 self.seen["passed"] += 1
+        self._starve(name, key)
         if not key.holds and not key.queue:
             del self.keys[name]
+
+    def _starve(self, name: Name, key: Key) -> None:
+        """Note which processes do not ask while there is a slot for somebody."""
+        aside = self._aside(key)
+        plain = any(
+            each.wants and not each.is_rated and self._may_have(key, each) for each in key.queue
+        )
+        is_open = min(key.limit, self._most) - len(key.holds) > aside
+        is_open = is_open and (self._places(name) > 0 or plain)
+        wanting = {each.instance for each in key.queue if each.turn is not None and each.wants}
+        for instance in wanting:
+            if is_open and self.asking(instance) is None:
+                self.starved.setdefault(instance, {})[name] = None
+        self._forget_starved()
+
+    def _forget_starved(self) -> None:
+        for instance, names in self.starved.items():
+            for name in list(names):
+                queue = self.keys[name].queue if name in self.keys else []
+                mine = [w for w in queue if w.instance == instance and w.turn is not None]
+                if not any(waiter.wants for waiter in mine):
+                    del names[name]
 
     def _go_on_with(self, waiter: Waiter, has_slot: bool) -> None:
         """Serve who is back, and had a slot for nobody else."""
         key = self.keys[waiter.name]
         most = min(key.limit, self._most)
-        has_slot = has_slot and self._may_begin(waiter)
+        has_slot = has_slot and self._may_begin(waiter) and self.can_start(waiter)
         if has_slot and most - len(key.holds) > self._aside(key):
             self.seen["back before who waits"] += waiter is not key.queue[0]
             if waiter.turn is not None:
@@ -284,9 +309,10 @@ class NaiveRules(NaiveState):
             turns = key.turns if self._places(name) > 0 else key.plain_turns
             if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
                 break
-            group = min(turns, key=turns.__getitem__)
-            members = [each for each in key.of_group(group) if each.wants]
-            waiter = next(each for each in members if self._may_begin(each))
+            found = self._next_of_groups(turns, key)
+            if found is None:
+                break
+            group, waiter = found
             if len(turns) > 1:
                 self.seen["turns of several groups"] += 1
             if waiter.reservation is not None:
@@ -302,8 +328,19 @@ class NaiveRules(NaiveState):
             else:
                 key.queue.remove(waiter)
                 self._give(waiter)
+        self._starve(name, key)
         if not key.holds and not key.queue:
             del self.keys[name]
+
+    def _next_of_groups(self, turns: dict[bytes, int], key: Key) -> tuple[bytes, Waiter] | None:
+        """Whose turn it is among those who can start, and its group."""
+        in_order = sorted(turns, key=turns.__getitem__)
+        for group in in_order:
+            for each in key.of_group(group):
+                if each.wants and self.can_start(each) and self._may_begin(each):
+                    self.seen["a group passed over"] += group != in_order[0]
+                    return group, each
+        return None
 
     def _look_at_groups(self, key: Key) -> None:
         """Note which groups may have a turn now, and since when."""
@@ -354,15 +391,29 @@ class NaiveRules(NaiveState):
             self.seen["served by a new limit"] += key.taken(group.name) > before
         if key is None:
             return not is_rated or self.rates[name].free(self.now) > 0
-        ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
-        rated = [each for each in ahead if each.is_rated]
+        plain, rated = self.ahead(key)
         if is_rated and (rated or self._places(name) <= 0):
             return False  # a place may be free, and is about to be theirs
         aside = sum(waiter.has_slot for waiter in key.queue)
-        has_room = key.limit - len(key.holds) > aside + len(ahead) - len(rated)
+        has_room = key.limit - len(key.holds) > aside + plain
         if has_room and rated:
             self.seen["past who waits for a place"] += 1
         return has_room and key.has_room(name_of(group))
+
+    def ahead(self, key: Key) -> tuple[int, int]:
+        """How many go before a newcomer who needs no place of the rate, and how many others do.
+
+        Of those who want to be told one for each process that asks.
+        """
+        ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
+        start = [each for each in ahead if self.can_start(each)]
+        who = {each.instance if each.turn is not None else each.number for each in start}
+        plain = {
+            each.instance if each.turn is not None else each.number
+            for each in start
+            if not each.is_rated
+        }
+        return len(plain), len(who - plain)
 
     @staticmethod
     def _may_have(key: Key, waiter: Waiter) -> bool:

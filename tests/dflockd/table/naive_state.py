@@ -19,7 +19,7 @@ Name = tuple[int, bytes]
 """Namespace and key."""
 
 
-class Reservation(NamedTuple):
+class ReservedPosition(NamedTuple):
     """When somebody is expected back, for how long a slot is held, when it is all over."""
 
     due: float
@@ -42,15 +42,21 @@ class Waiter:
     is_rated: bool = False
     """Whether its run takes a place of the rate."""
     reserve: tuple[int, int] | None = None
-    reservation: Reservation | None = None
+    reservation: ReservedPosition | None = None
     maker: int = 0
     """The connection that has left it."""
     turn: float | None = None
     """Seconds for which it has a slot once it is told of its turn, if it wants to be told."""
+    until: float = 0
+    """When the wait of its connection is over, unless it is its turn."""
     is_told: bool = False
     """Whether its turn has come; others may go first by now."""
     has_slot: bool = False
     ticket: bytes | None = None
+    is_renamed: bool = False
+    """Whether it has another ticket by now than this, which nobody was told yet."""
+    former: bytes | None = None
+    """Its ticket before it was taken up, which was told in that very step."""
     deadline: float | None = None
     span: float = 0
     since: int = 0
@@ -124,8 +130,6 @@ class Key:
     limit: int
     holds: list[Hold] = field(default_factory=list)
     queue: list[Waiter] = field(default_factory=list)
-    silent: Counter[bytes] = field(default_factory=Counter)
-    """How many turns in a row each process has let run out."""
     is_grouped: bool = False
     """Whether groups have come to it since somebody was here."""
     limits: dict[bytes, int] = field(default_factory=dict)
@@ -175,6 +179,10 @@ class Peer:
     waiting: Waiter | None = None
     listening: Hold | None = None
     """What it holds and waits to hear of."""
+    asks: bool = False
+    """Whether it waits to hear whose turn it is."""
+    told: Waiter | None = None
+    """Of whose turn it was told last."""
     granted: Hold | None = None
     """What its last wait has brought."""
     enqueued: list[Waiter] = field(default_factory=list)
@@ -221,6 +229,8 @@ class NaiveState:
         """Runs may have begun before that nobody knows of."""
         self.first = 0
         """Where the answer to the request goes that is handled: before those that it has brought."""
+        self.starved: dict[bytes, dict[Name, None]] = {}
+        """Where a slot was free while a process had a position and did not ask, in that order."""
         self._clock = 0
 
     # Looking around.
@@ -229,13 +239,26 @@ class NaiveState:
         return [hold for key in self.keys.values() for hold in key.holds]
 
     def timed(self) -> list[Hold | Waiter]:
-        waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
+        peers = self.peers.values()
+        waiting = [peer.waiting for peer in peers if peer.waiting and not peer.waiting.is_told]
         told = [waiter for waiter in self.told() if waiter.has_slot]
         return [*self.holds(), *waiting, *self.away, *told]
 
     @property
     def grants(self) -> int:
         return len(self.granted)
+
+    def asking(self, instance: bytes) -> int | None:
+        """The connection of a process on which it asks whose turn it is."""
+        asking = [number for number, each in self.peers.items() if each.asks]
+        return next((each for each in asking if self.peers[each].instance == instance), None)
+
+    def can_start(self, waiter: Waiter) -> bool:
+        return waiter.turn is None or self.asking(waiter.instance) is not None
+
+    def with_turns(self) -> list[Waiter]:
+        """Those who want to be told, or were."""
+        return [w for key in self.keys.values() for w in key.queue if w.turn is not None]
 
     def told(self) -> list[Waiter]:
         return [waiter for key in self.keys.values() for waiter in key.queue if waiter.is_told]

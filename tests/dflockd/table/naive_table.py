@@ -19,6 +19,7 @@ from dflockd.wire import (
     How,
     Listen,
     Malformed,
+    Next,
     Pass,
     Ping,
     Release,
@@ -71,6 +72,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 Release: self.release,
                 Unbegun: self.unbegun,
                 Renew: self.renew,
+                Next: self.next,
                 Pass: self.let_pass,
                 Listen: self.listen,
                 Evict: self.evict,
@@ -112,13 +114,11 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             if isinstance(first, Hold):
                 self._end(first)
             elif first.is_told:
-                if first.instance:
-                    self.keys[first.name].silent[first.instance] += 1
                 self._pass_on(first)
             elif first.reservation:
                 self._end_reservation(first, first.reservation)
             else:
-                self.answers.append(self._end_wait(first))
+                self._end_wait_and_go_on(first, len(self.answers))
 
     def disconnect(
         self,
@@ -139,10 +139,12 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance(places)
+        last = peer.told
+        if last is not None and last.peer and last.is_told and self.is_in_line(last):
+            self._be_untold(last)
         for waiter in peer.enqueued:
-            if waiter.is_told:
+            if waiter.hold is None and self.is_in_line(waiter):
                 self.seen["told and gone"] += 1
-                self._has_spoken(waiter)  # by that
                 self.keys[waiter.name].queue.remove(waiter)
                 self._serve(waiter.name)
         owned = [hold for hold in self.holds() if hold.peer == number]
@@ -162,10 +164,10 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         self.keeps_holds = keep
         self.draining = True
         for number, peer in self.peers.items():
-            if peer.waiting or peer.listening:
+            if peer.waiting or peer.listening or peer.asks:
                 if peer.waiting:
                     self._leave(peer.waiting)
-                peer.listening = None
+                peer.listening, peer.asks = None, False
                 self.answers.append(Answer(number, "error_draining"))
             for waiter in list(peer.enqueued):
                 if waiter.hold is None:
@@ -178,7 +180,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
     def crash(self, kept: list[HoldRecord], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
-        self.peers, self.keys, self.away, self.ended = {}, {}, [], set()
+        self.peers, self.keys, self.away, self.ended, self.starved = {}, {}, [], set(), {}
         self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:
@@ -275,7 +277,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
 
     def enqueue(self, peer: int, request: Enqueue) -> None:
         name = (int(request.space), request.key)
-        if self._is_malformed(request):
+        if self._is_malformed(request) or (
+            request.turn is not None and not self.peers[peer].instance
+        ):
             self._answer(peer, "error")
             return
         if self._waiter(peer, name):
@@ -314,18 +318,39 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         """Have somebody wait by enqueue, who is answered before all others."""
         self.peers[peer].enqueued.append(waiter)
         self._go_on_with(waiter, has_slot)
-        kind = "acquired" if waiter.hold else "turn" if waiter.is_told else "queued"
-        self.seen["told at once"] += kind == "turn"
+        kind = "acquired" if waiter.hold else "queued"
+        self.seen["told at once"] += waiter.is_told
         answer = Answer(peer, kind, waiter.hold, waiter.lease, waiter)
         self.answers.insert(self.first, answer)
 
+    def next(self, peer: int, _request: Next) -> None:
+        """Wait to hear whose turn it is."""
+        me = self.peers[peer]
+        if not me.instance:
+            self._answer(peer, "error")
+            return
+        former = self.asking(me.instance)
+        if former is not None:
+            self.seen["asked again elsewhere"] += 1
+            self.peers[former].asks = False
+            self._answer(former, "error")
+        me.asks, me.told = True, None
+        self._forget_starved()
+        names = self.starved.get(me.instance, {})
+        for name in list(names):
+            if me.asks:
+                del names[name]
+                self._serve(name)
+        self.seen["told when it asks"] += not me.asks
+
     def let_pass(self, peer: int, request: Pass) -> None:
         """Let others go before whoever has that ticket."""
-        for waiter in [*self.away, *self.told()]:
+        for waiter in [*self.away, *self.with_turns()]:
             if waiter.name == (0, request.key) and waiter.ticket == request.ticket:
                 self._answer(peer, "ok")
-                self._has_spoken(waiter)
-                if waiter.has_slot:
+                if waiter.is_told:
+                    self._be_untold(waiter)
+                elif waiter.has_slot:
                     self.seen["passed on"] += 1
                     self._pass_on(waiter)
                 return
@@ -344,21 +369,18 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self._set(waiter.hold, waiter.lease)
             self._answer(peer, "granted", waiter.hold, waiter.lease)
         else:
-            if waiter.is_told and not waiter.has_slot:
-                self._has_spoken(waiter)
-                waiter.is_told = False
-                self._note_group(self.keys[name], waiter.group)
-                self._serve(name)
-                self.seen["told later" if waiter.is_told else "waits again"] += 1
-            if waiter.is_told:
-                self.seen["told when it asks"] += 1
-                self.answers.insert(self.first, Answer(peer, "turn", waiter=waiter))
-                return
             waiter.reserve = request.reserve
-            if request.timeout == 0:
-                self.answers.insert(self.first, self._end_wait(waiter))
+            if request.timeout == 0 and not waiter.is_told:
+                self._end_wait_and_go_on(waiter, self.first)
             else:
                 self._block(waiter, request.timeout)
+
+    def _end_wait_and_go_on(self, waiter: Waiter, at: int) -> None:
+        """There may be a slot for who wanted to be told of a turn."""
+        had_turn = waiter.turn is not None
+        self.answers.insert(at, self._end_wait(waiter))
+        if had_turn and waiter.name in self.keys:
+            self._serve(waiter.name)
 
     def release(self, peer: int, request: Release) -> None:
         name, token = (int(request.space), request.key), request.token

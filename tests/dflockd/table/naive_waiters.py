@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.wire import Acquire, Enqueue, Listen, Owner
 from tests.dflockd.table.naive_state import (
@@ -14,7 +13,7 @@ from tests.dflockd.table.naive_state import (
     NaiveState,
     Name,
     Peer,
-    Reservation,
+    ReservedPosition,
     Waiter,
     rounded,
 )
@@ -45,6 +44,7 @@ class NaiveWaiters(NaiveState):
             self.seen["older"] += 1
             if kept:
                 self.seen["older and back"] += 1
+                self._answer_ousted(kept, superseded(newest, label))
                 self._send_away(kept)
             return superseded(newest, label)
         if age == newest or name not in self.keys:
@@ -55,17 +55,19 @@ class NaiveWaiters(NaiveState):
             if 0 < of_waiter < age and waiter is not kept:
                 sent_away = True
                 self.seen["told and older" if waiter.is_told else "older waiter"] += 1
-                if waiter.peer and self.peers[waiter.peer].waiting is waiter:
-                    self.answers.append(Answer(waiter.peer, superseded(age, request.label)))
+                self._answer_ousted(waiter, superseded(age, request.label))
                 self._send_away(waiter, serves=False)
         if sent_away:
             self._serve(name)
         self._tell_listeners(name, superseded(age, request.label))
         return None
 
+    def _answer_ousted(self, waiter: Waiter, kind: str) -> None:
+        """Answer who is blocked on a position that a newer one ends."""
+        if waiter.peer and self.peers[waiter.peer].waiting is waiter:
+            self.answers.append(Answer(waiter.peer, kind))
+
     def _send_away(self, waiter: Waiter, *, serves: bool = True) -> None:
-        if waiter.is_told:
-            self._has_spoken(waiter)
         in_line = self.is_in_line(waiter)
         if waiter in self.away:
             self.away.remove(waiter)
@@ -134,12 +136,8 @@ class NaiveWaiters(NaiveState):
         self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
     ) -> bool:
         has_slot = waiter.has_slot
-        if waiter.is_told:
-            self._has_spoken(waiter)
         old = self.peers[waiter.peer]
-        if old.waiting is waiter:
-            old.waiting = None
-            self._answer(waiter.peer, conflict(waiter))
+        self._unblock(waiter, conflict(waiter))
         if waiter in old.enqueued:
             old.enqueued.remove(waiter)
         self.seen["told and taken over"] += waiter.is_told
@@ -148,6 +146,14 @@ class NaiveWaiters(NaiveState):
         waiter.is_told = waiter.has_slot = False
         self._as_asked(waiter, peer, request, two_phase=two_phase)
         return has_slot
+
+    def _unblock(self, waiter: Waiter, kind: str) -> None:
+        """Answer who is blocked on a position that somebody else has now."""
+        peer = self.peers.get(waiter.peer)
+        if peer is not None and peer.waiting is waiter:
+            peer.waiting = None
+            self.seen["blocked, and taken up"] += 1
+            self._answer(waiter.peer, kind)
 
     def _as_asked(
         self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
@@ -169,34 +175,33 @@ class NaiveWaiters(NaiveState):
         return sum(waiter.is_told and waiter.has_slot for waiter in key.queue)
 
     def _tell(self, waiter: Waiter, turn: float) -> None:
-        peer = self.peers[waiter.peer]
+        number = self.asking(waiter.instance)
+        assert number is not None
         waiter.is_told = waiter.has_slot = True
-        waiter.reserve = None
-        self._set(waiter, self._patience(waiter, turn))
-        if peer.waiting is waiter:
-            peer.waiting = None
-            self.seen["told"] += 1
-            self.answers.append(Answer(waiter.peer, "turn", waiter=waiter))
-
-    def _patience(self, waiter: Waiter, turn: float) -> float:
-        """Seconds that are left of a turn for a process that has said nothing to some of them."""
-        silent = self.keys[waiter.name].silent[waiter.instance]
-        if silent:
-            self.seen["told for less"] += 1
-        return max(min(turn, LEAST_TURN), turn / 2**silent)
-
-    def _has_spoken(self, waiter: Waiter) -> None:
-        if waiter.name in self.keys:
-            del self.keys[waiter.name].silent[waiter.instance]
+        self._set(waiter, turn)
+        self.peers[number].asks, self.peers[number].told = False, waiter
+        self.seen["told"] += 1
+        self.answers.append(Answer(number, "turn", waiter=waiter))
 
     def _pass_on(self, waiter: Waiter) -> None:
         """Give others the slot that is free for somebody."""
         if waiter.reservation is not None:
             self._end_reservation(waiter, waiter.reservation)
         else:
-            waiter.has_slot = False
+            waiter.has_slot, waiter.deadline = False, None
             self.seen["told in vain"] += 1
             self._serve(waiter.name)
+
+    def _be_untold(self, waiter: Waiter) -> None:
+        """Have a turn that could not be used be none."""
+        self.seen["untold"] += 1
+        waiter.is_told = waiter.has_slot = False
+        self._note_group(self.keys[waiter.name], waiter.group)
+        peer = self.peers.get(waiter.peer)
+        if peer is not None and peer.waiting is waiter:
+            self._set(waiter, rounded(waiter.until - self.now))
+        self._look_at_groups(self.keys[waiter.name])
+        self._serve(waiter.name)
 
     # Waiters who are away.
 
@@ -223,7 +228,7 @@ class NaiveWaiters(NaiveState):
         away, hold = waiter.reserve
         waiter.maker = number
         due = self.now + away / 1000
-        waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
+        waiter.reservation = ReservedPosition(due, hold / 1000, due + RESERVED_LATE)
         waiter.peer, waiter.instance = 0, b""
         waiter.two_phase, waiter.reserve = False, None
         waiter.away_age = waiter.owner.age if waiter.owner else waiter.away_age
@@ -239,7 +244,7 @@ class NaiveWaiters(NaiveState):
         there = [each for each in self.keys[waiter.name].queue if each.reservation]
         return most <= max(len(there), sum(each.maker == waiter.peer for each in self.away))
 
-    def _begin_holding(self, waiter: Waiter, reservation: Reservation) -> bool:
+    def _begin_holding(self, waiter: Waiter, reservation: ReservedPosition) -> bool:
         """Keep a slot free for who is expected about now."""
         if abs(reservation.due - self.now) >= reservation.hold:
             return False
@@ -250,7 +255,7 @@ class NaiveWaiters(NaiveState):
         )
         return True
 
-    def _end_reservation(self, waiter: Waiter, reservation: Reservation) -> None:
+    def _end_reservation(self, waiter: Waiter, reservation: ReservedPosition) -> None:
         was_in_line = self.is_in_line(waiter)
         if was_in_line:
             self.keys[waiter.name].queue.remove(waiter)
@@ -266,7 +271,7 @@ class NaiveWaiters(NaiveState):
 
     def _taken_up(self, name: Name, ticket: bytes) -> Waiter | None:
         """The position that a request is for, by its ticket."""
-        for waiter in [*self.away, *self.told()]:
+        for waiter in [*self.away, *self.with_turns()]:
             if ticket and waiter.ticket == ticket and waiter.name == name:
                 return waiter
         return None
@@ -283,11 +288,10 @@ class NaiveWaiters(NaiveState):
         has_slot = (waiter.is_told or key.is_grouped) and waiter.has_slot
         if has_slot and not waiter.is_told:
             self.seen["back to a slot of its group"] += 1
-        if waiter.is_told:
-            self._has_spoken(waiter)
-            self.seen["told and taken up"] += 1
-            former = self.peers[waiter.peer].enqueued
-            former.remove(waiter)
+        if waiter.reservation is None:
+            self.seen["told and taken up" if waiter.is_told else "taken up before its turn"] += 1
+            self._unblock(waiter, "error_not_enqueued")
+            self.peers[waiter.peer].enqueued.remove(waiter)
         else:
             self.seen["back to a slot" if waiter.has_slot else "back"] += 1
             self.away.remove(waiter)
@@ -295,6 +299,8 @@ class NaiveWaiters(NaiveState):
         waiter.is_told = waiter.has_slot = False
         self._as_asked(waiter, peer, request, two_phase=two_phase)
         waiter.owner, waiter.label, waiter.away_age = request.owner, request.label, 0
+        if waiter.turn is not None:
+            waiter.is_renamed = True
         self.seen["back to a free key"] += not (key.holds or key.queue)
         queue = key.queue
         if waiter not in queue:

@@ -14,6 +14,7 @@ from dflockd.wire import (
     How,
     MapReport,
     Moved,
+    Next,
     Pass,
     Refusal,
     Release,
@@ -24,6 +25,7 @@ from dflockd.wire import (
     Wait,
     encode_map,
 )
+from tests.dflockd.table.turns_support import process
 
 KEYS = [b"a", b"b", b"c"]
 
@@ -61,6 +63,7 @@ def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
             Enqueue(space, key, limit, dice.choice([1, 5]), turn=turn, **more),
             Wait(space, key, dice.choice([0, 2])),
             Pass(key, dice.choice(away) if away else b"0"),
+            Next(),
             Release(space, entry_key, token),
             Renew(space, entry_key, token, 3),
             Renew(space, entry_key, token, 4, How.DETACH),
@@ -86,7 +89,7 @@ def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -
     if dice.random() < 0.03:
         table.disconnect(peer, now, clean=dice.random() < 0.5)
         peers.remove(peer)
-        peers.append(table.connect())
+        peers.append(process(table, dice.choice([b"here", b"there"])))
     elif peer.waiting is not None:
         table.advance(now)
     else:
@@ -106,7 +109,7 @@ def test_what_is_counted_is_what_is_there() -> None:
         limits = Limits(max_locks=4, max_waiters=3, orphan_ttl=dice.choice([0, 1]))
         table = LockTable(limits, TokenIssuer(b"secret", 1))
         now = 1000.0
-        peers = [table.connect() for _ in range(6)]
+        peers = [process(table, name) for name in (b"here", b"there") * 3]
         for _ in range(1000):
             now += dice.choice([0, 0.01, 0.3])
             step(dice, table, peers, now)

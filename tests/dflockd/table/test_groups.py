@@ -21,6 +21,7 @@ from dflockd.wire import (
     Owner,
     OwnerConflict,
     Ping,
+    Queued,
     Release,
     Renew,
     Report,
@@ -30,8 +31,9 @@ from dflockd.wire import (
     Status,
     TimedOut,
     Wait,
+    YourTurn,
 )
-from tests.dflockd.table.turns_support import calls
+from tests.dflockd.table.turns_support import asks, calls, process
 
 LOCK = Space.LOCK
 
@@ -56,7 +58,7 @@ class Stage:
     def say(self, name: str, request: Request) -> object:
         peer = self.peers.get(name)
         if peer is None:
-            peer = self.peers[name] = self.table.connect()
+            peer = self.peers[name] = process(self.table)
             self.names[peer.id] = name
         return self.heard(self.table.handle(peer, request, self.now), peer.id)
 
@@ -81,6 +83,13 @@ class Stage:
     def enqueue(self, name: str, limit: int = 0, turn: int | None = None) -> object:
         group = self.group_of(name, limit)
         return self.say(name, Enqueue(LOCK, b"k", self.limit, 600, group=group, turn=turn))
+
+    def tell(self, name: str, limit: int = 0, turn: int = 5000) -> bytes:
+        """Have somebody told of its turn; return the ticket."""
+        assert isinstance(self.enqueue(name, limit, turn), Queued)
+        reply = asks(self.table, self.peers[name], self.now)[1]
+        assert isinstance(reply, YourTurn)
+        return reply.ticket
 
     def end(self, name: str) -> None:
         token = self.tokens.pop(name)

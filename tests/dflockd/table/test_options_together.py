@@ -16,6 +16,7 @@ from dflockd.wire import (
     How,
     Listen,
     Owner,
+    Queued,
     Rate,
     Release,
     Renew,
@@ -28,7 +29,7 @@ from dflockd.wire import (
 )
 from tests.dflockd.table.rates_support import Site
 from tests.dflockd.table.test_groups import Stage
-from tests.dflockd.table.turns_support import Run
+from tests.dflockd.table.turns_support import Run, asks, process
 
 LOCK = Space.LOCK
 WINDOW = 1.0
@@ -243,7 +244,7 @@ ONE = Rate(1, 1000)
 
 def run(site: Site, age: int) -> Run:
     owner = Owner(b"run-%d" % age, 0, age)
-    return Run(site.table.connect(), owner, b"task-%d" % age)
+    return Run(process(site.table), owner, b"task-%d" % age)
 
 
 def want(who: Run, timeout: int = 60) -> Request:
@@ -287,7 +288,8 @@ def test_a_place_that_was_set_aside_for_somebody_older_is_the_next_ones(others: 
     site = Site()
     told = run(site, 1)
     turn = told.by(Enqueue(LOCK, b"k", 1, 600, ONE, turn=60_000))
-    assert isinstance(site.ask(told.peer, turn), YourTurn)
+    assert isinstance(site.ask(told.peer, turn), Queued)
+    assert isinstance(asks(site.table, told.peer, site.now)[1], YourTurn)
     plain = [site.take(ONE, limit=1, timeout=60)[0].id for _ in range(others)]
     newest = run(site, 2)
     reply = site.ask(newest.peer, want(newest))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
-from dflockd.table.queue import LEAST_TURN, MOST_SILENT, Queue
+from dflockd.table.line import Line, Process
+from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Partition, Waiter
 from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
 from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
@@ -21,23 +22,45 @@ def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
     assert gaps == [0.0, 0.5, 1.0, 1.0], "who comes late has not waited for those before"
 
 
-def test_each_turn_that_a_process_lets_run_out_halves_the_next() -> None:
-    queue, silent, other = Queue(), waiter_of(b"silent"), waiter_of(b"other")
-    for turns in range(MOST_SILENT + 3):
-        assert queue.patience(silent.peer.instance, 100.0) == max(LEAST_TURN, 100.0 / 2**turns)
-        assert queue.patience(silent.peer.instance, LEAST_TURN / 2) == LEAST_TURN / 2
-        assert queue.patience(other.peer.instance, 100.0) == 100.0
-        queue.said_nothing(silent.peer.instance)
-        assert queue.silent == {b"silent": min(turns + 1, MOST_SILENT)}
-    queue.has_spoken(silent.peer.instance)
-    assert queue.patience(silent.peer.instance, 100.0) == 100.0
-
-
 def waiter_of(instance: bytes) -> Waiter:
     peer = Peer(1)
     peer.instance = instance
     entry = Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
     return Waiter(entry, peer, 1, 10, 0.0, two_phase=True, owner=Owner(b"run", 0))
+
+
+def test_a_line_is_in_the_order_of_numbers_whoever_has_come_back() -> None:
+    """And the next is the first of those whose process asks, or who need none."""
+    line, entry = Line(), Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
+    one, two = Process(b"one"), Process(b"two")
+
+    def waiter(number: int, process: Process | None) -> Waiter:
+        made = Waiter(entry, Peer(1), number, 10, 0.0, two_phase=True)
+        made.process = process
+        return made
+
+    first, second, third, fourth, fifth = made = [
+        waiter(number, process) for number, process in enumerate((one, two, None, one, None))
+    ]
+    for each in (first, third, fifth):
+        line.enter(each)
+    for each in (fourth, second):
+        line.go_back(each)
+    assert list(line.everybody()) == made
+    assert line.next() is third
+    two.asking = Peer(2)
+    assert line.next() is second
+    one.asking = Peer(3)
+    assert line.next() is first
+    for each in (first, second, third):
+        line.leave(each)
+    assert set(line.rows) == {one}
+    assert line.next() is fourth
+    line.leave(fourth)
+    assert not line.rows
+    assert line.next() is fifth
+    line.go_back(third)
+    assert line.next() is third
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

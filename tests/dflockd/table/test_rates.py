@@ -12,6 +12,7 @@ from dflockd.wire import (
     Enqueued,
     Granted,
     How,
+    Next,
     Rate,
     Release,
     Renew,
@@ -24,6 +25,7 @@ from dflockd.wire import (
     YourTurn,
 )
 from tests.dflockd.table.rates_support import LEASE, LOCK, TWO, Site
+from tests.dflockd.table.turns_support import asks, process, ticket_of
 
 
 def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(site: Site) -> None:
@@ -215,16 +217,17 @@ def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> 
 def test_a_turn_is_told_when_there_is_a_place(site: Site) -> None:
     rate = Rate(1, 1000)
     site.begin(rate)
-    waiter, other = site.table.connect(), site.table.connect()
-    for peer in (waiter, other):
-        assert (
-            site.ask(peer, Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate, turn=200)) is Status.QUEUED
-        )
+    asking, tickets = process(site.table, b"here"), []
+    for peer in (process(site.table, b"here"), process(site.table, b"here")):
+        wanted = Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate, turn=200)
+        tickets.append(ticket_of(site.ask(peer, wanted)))
         assert site.ask(peer, Wait(LOCK, b"k", 60)) is None
+    assert site.ask(asking, Next()) is None
     site.go_to(101.001)
     ((told, reply),) = site.told
-    assert told == waiter.id
-    assert isinstance(reply, YourTurn)
+    assert told == asking.id
+    assert reply == YourTurn(tickets[0])
+    assert site.ask(asking, Next()) is None
     # The place is set aside for whoever has the ticket.
     child = site.table.connect()
     assert site.take(rate)[1] is Status.TIMEOUT
@@ -238,14 +241,15 @@ def test_a_turn_is_told_when_there_is_a_place(site: Site) -> None:
     assert site.told == []  # the child has not begun
     site.leave(child)
     site.go_to(106.001)
-    assert [told for told, _ in site.told] == [other.id]
+    assert site.told == [(asking.id, YourTurn(tickets[1]))]
 
 
 def test_who_was_told_waits_for_a_place_if_the_rate_has_become_less(site: Site) -> None:
     one = Rate(1, 1000)
     site.begin(TWO)
-    waiter, child = site.table.connect(), site.table.connect()
-    told = site.ask(waiter, Enqueue(LOCK, b"k", UNLIMITED, LEASE, TWO, turn=5000))
+    waiter, child = process(site.table), site.table.connect()
+    site.ask(waiter, Enqueue(LOCK, b"k", UNLIMITED, LEASE, TWO, turn=5000))
+    told = asks(site.table, waiter, site.now)[1]
     assert isinstance(told, YourTurn)
     assert site.take(one)[1] is Status.TIMEOUT
     assert (

@@ -19,6 +19,7 @@ from dflockd.wire import (
     YourTurn,
 )
 from tests.dflockd.table.sharded_support import AWAY, FOR_LONG, ask, forget_all, table_of
+from tests.dflockd.table.turns_support import asks, process
 
 LOCK = Space.LOCK
 
@@ -125,8 +126,9 @@ def test_a_position_that_is_kept_stays_in_its_group() -> None:
 
 def test_who_was_told_of_a_turn_has_the_slot_of_its_group() -> None:
     move = Move()
-    peer = move.old.connect()
-    told = ask(move.old, peer, Enqueue(LOCK, b"a", 2, 60, group=FairGroup(b"a", 1), turn=5000))
+    peer = process(move.old)
+    ask(move.old, peer, Enqueue(LOCK, b"a", 2, 60, group=FairGroup(b"a", 1), turn=5000))
+    told = asks(move.old, peer)[1]
     assert isinstance(told, YourTurn)
     move.come("a-2", limit=1)
     move.move()

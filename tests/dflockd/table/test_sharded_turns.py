@@ -12,11 +12,12 @@ from dflockd.wire import (
     Enqueue,
     Granted,
     Moved,
+    Next,
     Owner,
     OwnerConflict,
     Pass,
+    Queued,
     Release,
-    Reply,
     Space,
     Status,
     Wait,
@@ -34,6 +35,7 @@ from tests.dflockd.table.sharded_support import (
     tickets_of,
     wait_for,
 )
+from tests.dflockd.table.turns_support import process
 
 LOCK = Space.LOCK
 HOLD = 4.0
@@ -41,16 +43,27 @@ HOLD = 4.0
 
 def want(
     table: ShardTable, now: float = 0, ticket: bytes = b"", owner: Owner | None = None
-) -> tuple[Peer, Reply | None]:
-    peer = table.connect()
+) -> tuple[Peer, bytes]:
+    """Somebody who waits to be told, blocked, and the ticket."""
+    peer = process(table, b"here")
     request = Enqueue(*(LOCK, b"a", 1, 60), owner=owner, ticket=ticket, turn=int(HOLD * 1000))
-    return peer, ask(table, peer, request, now)
+    reply = ask(table, peer, request, now)
+    assert isinstance(reply, Queued)
+    assert ask(table, peer, Wait(LOCK, b"a", 60), now) is None
+    return peer, reply.ticket
+
+
+def asking(table: ShardTable, now: float = 0) -> Peer:
+    """Where the process asks whose turn it is, and hears of nobody's yet."""
+    peer = process(table, b"here")
+    assert ask(table, peer, Next(), now) is None
+    return peer
 
 
 def told(table: ShardTable, now: float = 0, owner: Owner | None = None) -> tuple[Peer, bytes]:
-    peer, reply = want(table, now, owner=owner)
-    assert isinstance(reply, YourTurn)
-    return peer, reply.ticket
+    peer, ticket = want(table, now, owner=owner)
+    assert ask(table, process(table, b"here"), Next(), now) == YourTurn(ticket)
+    return peer, ticket
 
 
 def take_up(table: ShardTable, ticket: bytes, now: float, timeout: int = 60) -> list[Effect]:
@@ -68,15 +81,12 @@ def test_a_slot_is_set_aside_at_the_next_server_for_what_is_left(
 ) -> None:
     old, new = tables
     peer, ticket = told(old)
-    assert hand_over(old, new, 0, 1) == []
+    assert tickets_of(hand_over(old, new, 0, 1)) == {peer.id: ticket}
     assert_empty(old)
     assert queue_of(new) == [ticket]
     waiter = wait_for(new, b"a", now=1)
     assert new.advance(HOLD - 0.001) == []
     assert [number for number, _ in new.advance(HOLD)] == [waiter.id]
-    reply = ask(old, peer, Wait(LOCK, b"a", 5), 5)
-    assert isinstance(reply, Moved)
-    assert reply.ticket == ticket
     forget_all(new)
 
 
@@ -92,25 +102,18 @@ def test_whoever_has_the_ticket_takes_it_up_there(tables: tuple[ShardTable, Shar
     forget_all(new)
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_who_passed_is_ahead_there_and_nobody_waits_for_them(
-    tables: tuple[ShardTable, ShardTable], free: bool
+def test_who_waits_for_its_turn_is_ahead_there_of_who_comes_later(
+    tables: tuple[ShardTable, ShardTable],
 ) -> None:
     old, new = tables
-    peer, ticket = told(old)
-    ask(old, peer, Pass(b"a", ticket))
-    token = b"" if free else take(old, old.connect(), b"a", lease=600)
+    _, ticket = want(old)
+    token = take(old, old.connect(), b"a", lease=600)
     hand_over(old, new, 0, 1)
-    if free:
-        token = take(new, new.connect(), b"a", lease=600, now=1)
-    later = wait_for(new, b"a", now=1)
-    reply = ask(old, peer, Wait(LOCK, b"a", 5), 2)
-    assert isinstance(reply, Moved)
-    there, again = want(new, 2, reply.ticket)
-    assert again is Status.QUEUED
-    assert ask(new, there, Wait(LOCK, b"a", 60), 2) is None
+    later = wait_for(new, b"a", now=1.2)
+    _, again = want(new, 1.5, ticket)
+    there = asking(new, 1.5)
     effects = new.handle(new.connect(), Release(LOCK, b"a", token), 3)
-    assert effects[1:] == [(there.id, YourTurn(ticket))]
+    assert effects[1:] == [(there.id, YourTurn(again))]
     assert [number for number, _ in new.advance(3 + HOLD)] == [later.id]
     forget_all(new)
 
@@ -132,36 +135,35 @@ def test_who_waits_to_be_told_is_sent_on_and_told_there(
 ) -> None:
     old, new = tables
     token = take(old, old.connect(), b"a", lease=600)
-    peer, _ = want(old)
-    assert ask(old, peer, Wait(LOCK, b"a", 60)) is None
-    moved = tickets_of(hand_over(old, new, 0))
-    there, _ = want(new, 0, moved[peer.id])
-    assert ask(new, there, Wait(LOCK, b"a", 60)) is None
+    peer, ticket = want(old)
+    here = asking(old)
+    assert tickets_of(hand_over(old, new, 0)) == {peer.id: ticket}
+    assert here.waiting is not None, "it is about all keys"
+    _, again = want(new, 0, ticket)
+    there = asking(new)
     effects = new.handle(new.connect(), Release(LOCK, b"a", token), 1)
-    assert effects[1:] == [(there.id, YourTurn(moved[peer.id]))]
+    assert effects[1:] == [(there.id, YourTurn(again))]
     forget_all(new)
+    forget_all(old)
 
 
-@pytest.mark.parametrize("was_told", [False, True])
 def test_who_waits_again_once_the_shard_has_come_back_is_told_still(
-    tables: tuple[ShardTable, ShardTable], was_told: bool
+    tables: tuple[ShardTable, ShardTable],
 ) -> None:
     old, new = tables
-    if not was_told:
-        token = take(old, old.connect(), b"a", lease=600)
-    peer, _ = want(old)
+    token = take(old, old.connect(), b"a", lease=600)
+    peer = process(old, b"here")
+    queued = ask(old, peer, Enqueue(LOCK, b"a", 1, 60, turn=int(HOLD * 1000)))
     hand_over(old, new, 0)
     snapshot = new.freeze(0, 1)
     new.drop(0, Moved(0, 3, b"old:1"))
     old.open(0, 3 << 40)
     old.load(0, snapshot, 1)
-    if not was_told:
-        assert ask(old, peer, Wait(LOCK, b"a", 60), 1.5) is None
-        ((_, _), (number, reply)) = old.handle(old.connect(), Release(LOCK, b"a", token), 1.5)
-        assert number == peer.id
-    else:
-        reply = ask(old, peer, Wait(LOCK, b"a", 60), 1.5)
-    assert isinstance(reply, YourTurn)
+    assert ask(old, peer, Wait(LOCK, b"a", 60), 1.5) is None
+    there = asking(old, 1.5)
+    effects = old.handle(old.connect(), Release(LOCK, b"a", token), 1.5)
+    assert isinstance(queued, Queued)
+    assert effects[1:] == [(there.id, YourTurn(queued.ticket))]
     assert not peer.holds
     forget_all(old)
 
@@ -171,33 +173,41 @@ def test_while_frozen_nothing_changes_and_thawed_it_goes_on(
 ) -> None:
     table, _ = tables
     peer, ticket = told(table)
-    waiter, _ = want(table)
-    assert ask(table, waiter, Wait(LOCK, b"a", 60)) is None
+    _, second = want(table)
+    there = asking(table)
     table.freeze(0, 1)
-    for request in (Wait(LOCK, b"a", 9), Pass(b"a", ticket)):
-        assert ask(table, peer, request, 1) is FROZEN
+    assert ask(table, table.connect(), Pass(b"a", ticket), 1) is FROZEN
     assert [reply for _, reply in take_up(table, ticket, 1)] == [FROZEN]
     assert table.advance(HOLD) == []
-    ((number, reply),) = table.thaw(0, HOLD + 1)
-    assert (number, type(reply)) == (waiter.id, YourTurn)
-    # Its ticket is what it was, whether or not the shard was about to go.
-    ask(table, waiter, Pass(b"a", reply.ticket), HOLD + 1)
-    assert ask(table, peer, Wait(LOCK, b"a", 9), HOLD + 1) == YourTurn(ticket)
+    # Its tickets are what they were, whether or not the shard was about to go.
+    assert table.thaw(0, HOLD + 1) == [(there.id, YourTurn(second))]
+    assert ask(table, table.connect(), Pass(b"a", ticket), HOLD + 1) is Status.OK
+    assert peer.waiting is not None
     forget_all(table)
 
 
 def test_nobody_is_told_without_a_promise() -> None:
     table = table_of(5)
     token = take(table, table.connect(), b"a", lease=600)
-    peer, _ = want(table)
-    assert ask(table, peer, Wait(LOCK, b"a", 60)) is None
+    _, ticket = want(table)
+    there = asking(table)
     released = table.handle(table.connect(), Release(LOCK, b"a", token), 6)
     assert [reply for _, reply in released] == [Status.OK]
-    other, reply = want(table, 6)
-    assert reply is LAPSED
-    ((number, reply),) = table.serve_until(20, 7)
-    assert (number, type(reply)) == (peer.id, YourTurn)
-    assert not other.enqueued
+    late = Enqueue(LOCK, b"a", 1, 60, turn=1000)
+    assert ask(table, process(table), late, 6) is LAPSED
+    assert table.serve_until(20, 7) == [(there.id, YourTurn(ticket))]
+    forget_all(table)
+
+
+def test_who_is_sent_away_for_lack_of_a_promise_keeps_its_position() -> None:
+    table = table_of(5)
+    token = take(table, table.connect(), b"a", lease=600)
+    peer, ticket = want(table)
+    there = asking(table)
+    assert table.send_away() == [(peer.id, LAPSED), (there.id, LAPSED)]
+    table.serve_until(20, 7)
+    table.handle(table.connect(), Release(LOCK, b"a", token), 7)
+    assert ask(table, process(table, b"here"), Next(), 7) == YourTurn(ticket)
     forget_all(table)
 
 

@@ -31,7 +31,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.turns_support import Run
+from tests.dflockd.table.turns_support import Run, asks
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 OVER = Status.LEASE_EXPIRED
@@ -208,7 +208,8 @@ def test_who_has_a_position_and_asks_later_learns_of_it(table: LockTable) -> Non
 
 def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: LockTable) -> None:
     older = run(table, 1)
-    told = ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000))
+    ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000))
+    told = asks(table, older.peer)[1]
     assert isinstance(told, YourTurn)
     plain = table.connect()
     assert ask(table, plain, Acquire(LOCK, b"k", 1, 60, 30)) is None
@@ -224,7 +225,8 @@ def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: Lo
 
 def test_alone_in_the_queue_the_newest_has_it_at_once(table: LockTable) -> None:
     older = run(table, 1)
-    assert isinstance(ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000)), YourTurn)
+    ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000))
+    assert isinstance(asks(table, older.peer)[1], YourTurn)
     assert isinstance(ask(table, run(table, 2), Enqueue(LOCK, b"k", 1, 30)), Enqueued)
     assert len(table.deadlines) == 1
     assert not table._partition.reserved

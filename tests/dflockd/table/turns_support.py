@@ -13,12 +13,13 @@ from dflockd.wire import (
     Enqueue,
     Granted,
     Hello,
+    Next,
     Owner,
+    Queued,
     Release,
     Renew,
     Request,
     Space,
-    Status,
     Wait,
     YourTurn,
 )
@@ -65,31 +66,52 @@ def hold(table: LockTable) -> tuple[Peer, Release]:
     return peer, Release(LOCK, b"k", reply.token)
 
 
+def process(table: LockTable, instance: bytes = b"") -> Peer:
+    """A connection of a process, by default of a new one."""
+    peer = table.connect()
+    assert table.greet(peer, Hello(instance or b"process-%d" % peer.id, b"0.1.0"))
+    return peer
+
+
 def want(
     table: LockTable,
     now: float = 0.0,
     limit: int = 1,
     who: Peer | Run | None = None,
+    key: bytes = b"k",
 ) -> tuple[Peer, object]:
-    """Somebody who wants to be told."""
-    who = who or table.connect()
-    reply = ask(table, who, Enqueue(LOCK, b"k", limit, 600, turn=int(HOLD * 1000)), now)
+    """Somebody who wants to be told, by default of a process of its own."""
+    who = who or process(table)
+    reply = ask(table, who, Enqueue(LOCK, key, limit, 600, turn=int(HOLD * 1000)), now)
     return who.peer if isinstance(who, Run) else who, reply
 
 
-def told(table: LockTable, now: float = 0.0) -> tuple[Peer, bytes]:
-    """Somebody who was told at once."""
-    peer, reply = want(table, now)
-    assert isinstance(reply, YourTurn)
-    return peer, reply.ticket
+def ticket_of(reply: object) -> bytes:
+    assert isinstance(reply, Queued)
+    return reply.ticket
 
 
-def blocked(table: LockTable, now: float = 0.0) -> Peer:
-    """Somebody who waits to be told."""
-    peer, reply = want(table, now)
-    assert reply is Status.QUEUED
+def blocked(
+    table: LockTable, now: float = 0.0, who: Peer | Run | None = None
+) -> tuple[Peer, bytes]:
+    """Somebody who waits, and the ticket of its position."""
+    peer, reply = want(table, now, who=who)
     assert ask(table, peer, Wait(LOCK, b"k", 60), now) is None
-    return peer
+    return peer, ticket_of(reply)
+
+
+def asks(table: LockTable, peer: Peer, now: float = 0.0) -> tuple[Peer, object]:
+    """Have the process of a connection ask whose turn it is: on which one, and what the answer is."""
+    other = process(table, peer.instance)
+    return other, ask(table, other, Next(), now)
+
+
+def told(table: LockTable, now: float = 0.0) -> tuple[Peer, bytes]:
+    """Somebody who is told at once."""
+    peer, reply = want(table, now)
+    ticket = ticket_of(reply)
+    assert asks(table, peer, now)[1] == YourTurn(ticket)
+    return peer, ticket
 
 
 def take_up(table: LockTable, ticket: bytes, now: float = 0.0, timeout: int = 60) -> object:
@@ -102,10 +124,7 @@ def kinds(effects: list[Effect]) -> list[tuple[int, type]]:
 
 
 def run(table: LockTable, attempt: int = 1, instance: bytes = b"", name: bytes = b"run") -> Run:
-    peer = table.connect()
-    if instance:
-        assert table.greet(peer, Hello(instance, b"0.1.0"))
-    return Run(peer, Owner(name, attempt))
+    return Run(process(table, instance), Owner(name, attempt))
 
 
 def calls(step: Callable[[], object]) -> int:

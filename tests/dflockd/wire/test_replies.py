@@ -17,6 +17,7 @@ from dflockd.wire import (
     Granted,
     Moved,
     OwnerConflict,
+    Queued,
     Recovering,
     Renewed,
     Reply,
@@ -38,6 +39,7 @@ from dflockd.wire import (
     parse_map,
     parse_renewed,
     parse_report,
+    parse_turn,
 )
 from dflockd.wire import replies as module
 from dflockd.wire.replies import MAX_REPLY
@@ -53,6 +55,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.QUEUED, b"queued\n"),
     (Status.TIMEOUT, b"timeout\n"),
     (TimedOut(b"0af3"), b"timeout 0af3\n"),
+    (Queued(b"0af3"), b"queued 0af3\n"),
     (YourTurn(b"0af3"), b"turn 0af3\n"),
     (Status.ERROR, b"error\n"),
     (Status.AUTH, b"error_auth\n"),
@@ -85,8 +88,9 @@ ERRORS = [status for status in Status if status.value.startswith(b"error")]
 
 # A parser, and what it takes besides errors.
 PARSERS: list[tuple[Callable[[bytes], Reply], set[bytes]]] = [
-    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout", b"timeout 0af3", b"turn 0af3"}),
-    (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued", b"turn 0af3"}),
+    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout", b"timeout 0af3"}),
+    (parse_turn, {b"turn 0af3"}),
+    (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued", b"queued 0af3"}),
     (parse_renewed, {b"ok 60", b"ok 0"}),
     (parse_aged, {b"ok 60", b"ok 18446744073709551615"}),
     (parse_report, {b'ok {"connections":0}'}),
@@ -309,8 +313,8 @@ def test_what_is_sent_is_read(token: bytes, lease: int) -> None:
     granted, enqueued, renewed = Granted(token, lease), Enqueued(token, lease), Renewed(lease)
     assert parse_granted(encode_reply(granted)[:-1]) == granted
     assert parse_granted(encode_reply(TimedOut(token))[:-1]) == TimedOut(token)
-    for parse in (parse_granted, parse_enqueued):
-        assert parse(encode_reply(YourTurn(token))[:-1]) == YourTurn(token)
+    assert parse_enqueued(encode_reply(Queued(token))[:-1]) == Queued(token)
+    assert parse_turn(encode_reply(YourTurn(token))[:-1]) == YourTurn(token)
     assert parse_enqueued(encode_reply(enqueued)[:-1]) == enqueued
     assert parse_renewed(encode_reply(renewed)[:-1]) == renewed
 

@@ -16,8 +16,10 @@ from dflockd.wire import (
     Granted,
     How,
     Moved,
+    Next,
     Owner,
     Pass,
+    Queued,
     Recovering,
     Release,
     Renew,
@@ -26,7 +28,6 @@ from dflockd.wire import (
     Request,
     Reserve,
     Status,
-    Superseded,
     TimedOut,
     Unbegun,
     Wait,
@@ -60,6 +61,8 @@ class Client(Asking):
         self.owners: dict[int, tuple[str, int]] = {}
         self.ages: dict[Key, list[int]] = {}
         """With which it has asked for each key."""
+        self.instance = b""
+        """That of connections that want turns."""
         self._owner: Owner | None = None
         self._group: FairGroup | None = None
         self._connection: Connection | None = None
@@ -286,42 +289,56 @@ class Client(Asking):
             self._learn(answer.reply)
 
     def _by_turn(self, key: Key, timeout: float, lease: int) -> Life:
-        """Wait to be told of the turn, and take the lock on another connection once there is time."""
+        """Ask whose turn it is, and take the lock on another connection once there is time."""
         rng, until, progress = self.world.random, self.now + timeout, [b""]
         turn = rng.choice((100, 1000, 3000))
+        self.instance = b"%b/%d" % (self.name.encode(), rng.randrange(1 << 60))
 
         def begin() -> Request:
             return Enqueue(*key, lease, *self._said(key), progress[0], turn)
 
-        answer = yield from self._pursue(key, begin, until, progress)
-        while answer is not None:
-            reply, connection = answer.reply, self._connection
-            if isinstance(reply, Granted | Enqueued):
-                raise self.world.violation(f"{self.name} was to be told, and was granted {reply}")
-            if isinstance(reply, Moved):
-                progress[0] = reply.ticket or progress[0]
-                self._learn(reply)
-                answer = yield from self._pursue(key, begin, until, progress)
-                continue
-            if isinstance(reply, YourTurn):
-                self.world.counts["told"] += 1
-                progress[0] = reply.ticket
-                if connection is None or self.world.calm or rng.random() < 0.6:
-                    break
-                if rng.random() < 0.5:
-                    self.outbox.append((connection.send, (Pass(key.name, reply.ticket),)))
-                yield from self._sleep(rng.choice((0, 0.5, 4)))
-            elif isinstance(reply, Recovering):
-                yield from self._sleep(0.1)
-            is_over = reply is Status.TIMEOUT or isinstance(reply, Superseded)
-            if connection is None or self.now >= until or is_over:
+        while True:
+            answer = yield from self._pursue(key, begin, until, progress)
+            if answer is not None and isinstance(answer.reply, Granted | Enqueued):
+                raise self.world.violation(f"{self.name} was to be told, and has {answer.reply}")
+            if answer is None or not isinstance(answer.reply, Queued):
                 return None
+            progress[0] = answer.reply.ticket
+            waiting, self._connection = self._connection, None
+            assert waiting is not None
+            self._old.append(waiting)  # it stays open, and its position with it
             left = max(1, math.ceil(until - self.now))
-            answer = yield from self._ask(connection, Wait(*key[:2], left), left + PATIENCE)
-        if answer is None:
-            return None
+            self.outbox.append((waiting.send, (Wait(*key[:2], left),)))
+            if (yield from self._hear_of_turn(key, waiting, until)):
+                break
+            if self.now >= until:
+                return None
+            # If the position is still somewhere, it is taken up by its ticket.
         yield from self._sleep(0 if self.world.calm else rng.choice((0, 0, 0.3, 2)))
-        if self._connection is not None:
-            self._old.append(self._connection)  # it stays open, and its position with it
-            self._connection = None
         return (yield from self.acquire(key, max(1.0, until - self.now), lease, progress[0]))
+
+    def _hear_of_turn(self, key: Key, waiting: Connection, until: float) -> Life:
+        """Ask whose turn it is where somebody waits; return whether it can be used.
+
+        A turn may be passed on before, and asked for again.
+        """
+        rng = self.world.random
+        while self.now < until:
+            asking = Connection(self, waiting.server)
+            self._old.append(asking)
+            self.outbox.append((asking.send, (Next(),)))
+            heard_by, event = self.now + rng.choice((1, 4, 30)), None
+            while self.now < heard_by and (event is None or event[0] not in (asking, waiting)):
+                event = yield heard_by
+            told = event[1] if event is not None else None
+            if event is not None and event[0] is waiting and isinstance(told, Moved):
+                self._learn(told)
+            if not isinstance(told, YourTurn):
+                return False
+            self.world.counts["told"] += 1
+            if self.world.calm or rng.random() < 0.6:
+                return True
+            if rng.random() < 0.5:
+                self.outbox.append((asking.send, (Pass(key.name, told.ticket),)))
+            yield from self._sleep(rng.choice((0, 0.5, 4)))
+        return False

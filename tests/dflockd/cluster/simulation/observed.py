@@ -105,6 +105,8 @@ class Observed(Process):
                            connection.client.name, number, request.key)  # fmt: skip
             self.tickets[waiter] = number
             self.came[waiter] = now
+            if waiter.turn is not None:  # it can be taken up from the start
+                self.world.places[waiter.ticket] = number
 
     def _note_kept(self, connection: Connection, place: bytes) -> None:
         self.world.counts["places kept"] += 1
@@ -144,7 +146,8 @@ class Observed(Process):
         entry = group.spaces[key.space].get(key.name) if group is not None else None
         present = []
         for waiter in (entry.waiters or ()) if entry is not None else ():
-            is_served = waiter.state in (EXPECTED, PASSED)
+            # Who wants a turn is passed over while its process does not ask.
+            is_served = waiter.state in (EXPECTED, PASSED) or waiter.process is not None
             if is_served or self.came.get(waiter, given) > given:
                 continue  # there is a slot for each, or nobody was there when it was given
             ticket = self._number(waiter)
@@ -173,7 +176,8 @@ class Observed(Process):
                 waiters = list(entry.waiters or ())
                 key = Key(entry.space, entry.key, entry.limit)
                 now = [w for w in waiters if w.state in (EXPECTED, PASSED)]
-                present = [self._number(w) for w in waiters if w not in now]
+                ready = [w for w in waiters if w not in now and w.process is None]
+                present = [self._number(w) for w in ready]
                 for waiter in now:
                     number = self._number(waiter)
                     if number not in turns.missed and waiter.state == EXPECTED:

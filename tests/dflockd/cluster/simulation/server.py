@@ -25,6 +25,7 @@ from dflockd.wire import (
     Granted,
     Hello,
     Moved,
+    Next,
     OwnerConflict,
     Pass,
     Ping,
@@ -228,11 +229,17 @@ class ServerProcess(Observed):
             connection.peer = self.table.connect()
             self.sessions[connection.peer.id] = connection
         peer = connection.peer
+        assert peer.waiting is None, "who waits for an answer asks nothing else"
         if isinstance(request, Hello):
             self.table.greet(peer, request)
             self._dispatch([(peer.id, Welcome(b"simulated", FEATURES))])
             return
         if isinstance(request, Shards | Ping):
+            self._dispatch(self.table.handle(peer, request, now))
+            return
+        if isinstance(request, Next) or (isinstance(request, Enqueue) and request.turn is not None):
+            self.table.greet(peer, Hello(connection.client.instance, b"0.1.0"))
+        if isinstance(request, Next):
             self._dispatch(self.table.handle(peer, request, now))
             return
         if isinstance(request, Pass):  # whose sender does not wait for the answer
@@ -349,7 +356,9 @@ class ServerProcess(Observed):
                 if isinstance(reply, Superseded):
                     world.counts["superseded"] += 1
                 if isinstance(reply, YourTurn):
-                    self._note_told(connection, reply.ticket)
+                    waiter = self._reserved(reply.ticket)
+                    at = number if waiter is None else waiter.peer.id
+                    self._note_told(self.sessions.get(at, connection), reply.ticket)
                 if isinstance(reply, TimedOut):
                     self._note_kept(connection, reply.ticket)
                 self.outbox.append((connection.reply, (reply,)))
