@@ -90,8 +90,6 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
     Raises:
         InvalidArgumentError: the list is empty, names a server twice, or contains a malformed one.
     """
-    if isinstance(servers, Servers):
-        return servers
     if type(servers) is list and len(servers) == 1:
         # As most programs have it: looked at once.
         only = servers[0]
@@ -102,6 +100,8 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
                 return _only(*only)
             except TypeError:
                 pass  # there is no hash of it, and it is no server
+    if isinstance(servers, Servers):
+        return servers
     if isinstance(servers, str) and servers.startswith(CLUSTER_PREFIX):
         named = [name.strip() for name in servers.removeprefix(CLUSTER_PREFIX).split(",")]
         if "" in named:

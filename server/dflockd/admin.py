@@ -7,22 +7,20 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from dflockd.address import Seeds, ServerLike, parse_server, parse_servers
-from dflockd.client import arguments, clock, flows, operations
+from dflockd.client import arguments, clock, operations
 from dflockd.client.blocking import drive
-from dflockd.client.connection import carry_out
+from dflockd.client.connection import Connection, Route
+from dflockd.client.conversation import asker, connect, talk
+from dflockd.client.flow import Flow
 from dflockd.client.operations import REPLY_PATIENCE, Exchange, Operation, Target
 from dflockd.client.pool import Pool
-from dflockd.client.routing import Ask, ShardMap, pursue
-from dflockd.client.steps import Flow, Link, Open, Route
+from dflockd.client.routing import Pursuit, ShardMap
 from dflockd.wire import (
     Ping,
-    Report,
     Space,
-    Stats,
     Status,
     encode_request,
     parse_done,
-    parse_report,
 )
 from dflockd.wire import notes as wire_notes
 
@@ -63,17 +61,11 @@ def members(
     if not isinstance(seeds, Seeds):
         return list(map(str, seeds))
     secret = arguments.checked_secret(auth_token)
-    shards, pool, now = ShardMap(seeds), Pool(), clock.now()
-
-    def found(_: Ask) -> Flow[None]:
-        return
-        yield  # a flow without steps
-
+    shards, pool = ShardMap(seeds), Pool()
+    asks = asker(pool, Route(seeds[0], secret, ssl_context))
     try:
         # The way to any key begins with the map.
-        path = pursue(shards, b"-", now, now)
-        route = Route(seeds[0], secret, ssl_context)
-        drive(carry_out(flows.walk(pool, path, route, found)))
+        drive(Pursuit(shards, b"-", clock.now(), asks).next())
     finally:
         pool.clear()
     return sorted(map(str, shards.servers))
@@ -119,7 +111,7 @@ class Inquiry:
     ) -> None:
         self.server = str(parse_server(server))
         self._route = _route(server, auth_token, ssl_context)
-        self._link: Link | None = None
+        self._link: Connection | None = None
 
     def stats(self) -> dict[str, Any]:
         """Return what the server holds; see `dflockd.admin.stats`."""
@@ -150,12 +142,12 @@ class Inquiry:
             self._link.close()
 
     def _ask(self, operation: Operation[R]) -> R:
-        return operations.raised(drive(carry_out(self._asking(operations.kept(operation)))))
+        return drive(self._asking(operation))
 
     def _asking(self, operation: Operation[R]) -> Flow[R]:
         if self._link is None or self._link.closed:
-            self._link = yield Open(self._route)
-        return (yield from flows.talk(self._link, operation))
+            self._link = yield from connect(self._route)
+        return (yield from talk(self._link, operation))
 
 
 def printable(text: str) -> str:
@@ -274,11 +266,7 @@ def _space(semaphore: bool) -> Space:
 
 
 def _stats(server: str) -> Operation[dict[str, Any]]:
-    answer = yield Exchange(encode_request(Stats()), REPLY_PATIENCE)
-    reply, target = parse_report(answer.line), operations.about_server(server)
-    if not isinstance(reply, Report):
-        raise operations.refused(reply, target)
-    return operations.read_report(reply, target)
+    return operations.stats(operations.about_server(server))
 
 
 def _find(server: str, text: str, waiters: bool, notes: bool) -> Operation[dict[str, Any]]:
@@ -304,13 +292,13 @@ def _ask(
     route = _route(server, auth_token, ssl_context)
 
     def asking() -> Flow[R]:
-        link = yield Open(route)
+        link = yield from connect(route)
         try:
-            return (yield from flows.talk(link, operation))
+            return (yield from talk(link, operation))
         finally:
             link.close()
 
-    return drive(carry_out(asking()))
+    return drive(asking())
 
 
 def _route(server: ServerLike, auth_token: str | None, ssl_context: ssl.SSLContext | None) -> Route:

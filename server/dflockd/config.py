@@ -38,7 +38,7 @@ class SettingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """What values a setting takes: how they are read and how they are described."""
 
     describe: str
@@ -52,7 +52,7 @@ class Setting:
     flag: str
     variable: str
     default: Any
-    kind: Kind
+    kind: ValueKind
     help: str
     secret: bool = False
 
@@ -62,33 +62,33 @@ class Setting:
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-def _number(lowest: int, highest: int) -> Kind:
+def _number(lowest: int, highest: int) -> ValueKind:
     def read(text: str) -> int:
         digits = text.isascii() and text.isdigit() and len(text) <= 12
         if not digits or not lowest <= int(text) <= highest:
             raise ValueError
         return int(text)
 
-    return Kind(f"a whole number from {lowest} to {highest}", read)
+    return ValueKind(f"a whole number from {lowest} to {highest}", read)
 
 
-def _text(describe: str) -> Kind:
+def _text(describe: str) -> ValueKind:
     def read(text: str) -> str:
         if not text or any(end in text for end in "\n\r\0"):
             raise ValueError
         return text
 
-    return Kind(describe, read)
+    return ValueKind(describe, read)
 
 
-def _choice(*words: str) -> Kind:
+def _choice(*words: str) -> ValueKind:
     def read(text: str) -> str:
         for word in words:
             if word.lower() == text.lower():
                 return word
         raise ValueError
 
-    return Kind("one of " + ", ".join(words), read)
+    return ValueKind("one of " + ", ".join(words), read)
 
 
 def _read_switch(text: str) -> bool:
@@ -106,8 +106,8 @@ def _read_mode(text: str) -> int:
     return int(text, 8)
 
 
-_MODE = Kind("three octal digits, such as 660", _read_mode)
-_SWITCH = Kind("1, yes, true, 0, no or false", _read_switch)
+_MODE = ValueKind("three octal digits, such as 660", _read_mode)
+_SWITCH = ValueKind("1, yes, true, 0, no or false", _read_switch)
 _SECONDS = _number(1, MAX_SECONDS)
 _SECONDS_OR_NEVER = _number(0, MAX_SECONDS)
 _COUNT = _number(1, 1_000_000_000)
@@ -139,9 +139,9 @@ def _read_prefix(text: str) -> str:
     return text
 
 
-_PREFIX = Kind(f"a prefix of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
-_CLUSTER = Kind("etcd://host:2379, several separated by commas", _read_cluster)
-_ADDRESS = Kind("host:port", _read_address)
+_PREFIX = ValueKind(f"a prefix of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
+_CLUSTER = ValueKind("etcd://host:2379, several separated by commas", _read_cluster)
+_ADDRESS = ValueKind("host:port", _read_address)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("--host", "DFLOCKD_HOST", "0.0.0.0", _text("a host name or address"), "Bind address"),

@@ -79,10 +79,10 @@ def clients_time() -> Iterator[Time]:
 
 
 @pytest.fixture(autouse=True)
-def _forget_published_servers() -> Iterator[None]:
+def _forgetpublished_servers() -> Iterator[None]:
     """Forget which servers do not know `hello`: the next test may have another on the same port."""
     yield
-    connection._published.clear()
+    connection.published.clear()
 
 
 @pytest.fixture

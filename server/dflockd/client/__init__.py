@@ -31,4 +31,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dflockd.client import aio
 
-    return getattr(aio, name)
+    # Found without this from now on.
+    globals().update({each: getattr(aio, each) for each in __all__})
+    return globals()[name]

@@ -21,12 +21,12 @@ from typing import Any, Self, TypeVar
 from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
+from dflockd.client.connection import Connection
+from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
-from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE
-from dflockd.client.steps import Flow, Hear, Pause, Ready
+from dflockd.client.supersession import listen
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import UnexpectedReplyError
 
@@ -84,7 +84,7 @@ class DistributedLock(LockBase):
                 reply = await _reply(link, session.asked.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
-            return await _run(session.acquire(claim, timeout, link, reply, progress))
+            return await drive(session.acquire(claim, timeout, link, reply, progress))
         except BaseException:
             session.let_go(claim)
             raise
@@ -103,7 +103,7 @@ class DistributedLock(LockBase):
         try:
             progress = self._kept(ticket, None)
             flow = self._session.enqueue(claim, self.acquire_timeout_s, progress=progress)
-            return "acquired" if await _run(flow) else "queued"
+            return "acquired" if await drive(flow) else "queued"
         except BaseException:
             self._session.let_go(claim)
             raise
@@ -132,7 +132,7 @@ class DistributedLock(LockBase):
             flow = self._waiting(claim, timeout_s, reservation)
             if self._own_lease() is not None:  # `enqueue` has been granted it
                 return True
-            return await _run(flow)
+            return await drive(flow)
         except errors.InvalidArgumentError:
             raise
         except BaseException:
@@ -145,7 +145,7 @@ class DistributedLock(LockBase):
         Raises:
             LockLostError: it is lost, or was never acquired.
         """
-        await _run(self._session.check())
+        await drive(self._session.check())
 
     async def renew(self, lease_ttl_s: int | None = None) -> bool:
         """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
@@ -154,7 +154,7 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
             RemoteError: the server could not be asked. If the lease goes on, so does the lock.
         """
-        return await _run(self._renewing(lease_ttl_s))
+        return await drive(self._renewing(lease_ttl_s))
 
     async def detach(self, lease_ttl_s: int | None = None) -> str | None:
         """Keep the lock held for `lease_ttl_s` (default: as granted) and let go of it here.
@@ -169,7 +169,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return await _run(self._detaching(claim, lease_ttl_s))
+            return await drive(self._detaching(claim, lease_ttl_s))
         except errors.InvalidArgumentError:
             raise
         except BaseException:
@@ -186,7 +186,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            return await _run(self._adopting(claim, token))
+            return await drive(self._adopting(claim, token))
         except BaseException:
             self._session.let_go(claim)
             raise
@@ -206,7 +206,7 @@ class DistributedLock(LockBase):
                 reply = await _reply(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return True
-            return await _run(session.release(claim, link, reply))
+            return await drive(session.release(claim, link, reply))
         except BaseException:
             # Cancelled: the end of the connection releases the lock as well.
             session.give_up(claim)
@@ -220,7 +220,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return await _run(session.release(claim, give=operations.give_back))
+            return await drive(session.release(claim, give=operations.give_back))
         except BaseException:
             session.give_up(claim)
             raise
@@ -232,7 +232,7 @@ class DistributedLock(LockBase):
             UnsupportedError: the server knows no ages.
             RemoteError: the server could not be asked.
         """
-        return await _run(self._session.draw_age())
+        return await drive(self._session.draw_age())
 
     def listen(self, told: Callable[[str], object]) -> None:
         """Be told once if somebody newer asks for this lock while it is held; nothing is awaited.
@@ -254,7 +254,7 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or does not know this.
         """
-        return await _run(self._inspecting())
+        return await drive(self._inspecting())
 
     async def evict(self, fence: int) -> bool:
         """End the hold with this fence, without its token. Return ``False`` if it has ended already.
@@ -262,7 +262,7 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or does not know this.
         """
-        return await _run(self._evicting(fence))
+        return await drive(self._evicting(fence))
 
     async def __aenter__(self) -> Self:
         """Acquire the lock.
@@ -280,7 +280,7 @@ class DistributedLock(LockBase):
                 reply = await _reply(link, session.asked.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return self
-            if not await _run(session.acquire(claim, timeout, link, reply)):
+            if not await drive(session.acquire(claim, timeout, link, reply)):
                 raise self._timed_out()
             return self
         except BaseException:
@@ -303,7 +303,7 @@ class DistributedLock(LockBase):
                 reply = await _reply(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return
-            await _run(session.release(claim, link, reply))
+            await drive(session.release(claim, link, reply))
         except BaseException:
             # Cancelled: the end of the connection releases the lock as well.
             session.give_up(claim)
@@ -381,26 +381,22 @@ def _called(key: str, called: asyncio.Future[Any]) -> None:
         logger.error("on_lost of lock %r failed", key, exc_info=called.exception())
 
 
-async def _run(flow: Flow[R]) -> R:
-    return await drive(carry_out(flow))
-
-
-async def drive(waits: Waits[R]) -> R:
+async def drive(flow: Flow[R]) -> R:
     """Carry out a flow on the running event loop: wait for all that it yields."""
     loop = asyncio.get_running_loop()
     try:
-        wait = next(waits)
+        wait = next(flow)
         while True:
             if type(wait) is Connection:
                 outcome: object = await _awaited(wait, clock.now(), wait.left)
             else:
                 outcome = await _wait(loop, wait)
-            wait = waits.send(outcome)
+            wait = flow.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
         return result
     except BaseException:
-        waits.close()
+        flow.close()
         raise
 
 
@@ -623,22 +619,15 @@ async def _wait(loop: asyncio.AbstractEventLoop, wait: Awaited) -> object:
         await asyncio.sleep(wait.seconds)
         return None
     come: asyncio.Future[Any] = loop.create_future()
-    if isinstance(wait, Hear):
-        over: object = False
-        listener = partial(_call_in, loop, come, True)
-        wait.signal.listen(listener)
-    else:
-        assert isinstance(wait, Resolve)
-        over = TimeoutError("the name was not looked up in time")
-        process.current().reactor.resolver.resolve(wait, partial(_call_in, loop, come))
-    timer = None
+    assert isinstance(wait, Hear)
+    listener, timer = partial(_call_in, loop, come, True), None
+    wait.signal.listen(listener)
     try:
         if wait.until < math.inf:
-            timer = loop.call_later(max(0.0, wait.until - clock.now()), _set, come, over)
+            timer = loop.call_later(max(0.0, wait.until - clock.now()), _set, come, False)
         return await come
     finally:
-        if isinstance(wait, Hear):
-            wait.signal.forget(listener)
+        wait.signal.forget(listener)
         if timer is not None:
             timer.cancel()
 

@@ -76,11 +76,7 @@ def check_timeout(seconds: object, key: str, name: str = "acquire_timeout_s") ->
         return
     # The comparison is false for a NaN as well.
     if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
-        raise errors.InvalidArgumentError(
-            f"{name} is {seconds!r} for lock {key!r}: give seconds, 0 or more, "
-            "or None to wait forever",
-            key=key,
-        )
+        raise _bad(name, seconds, key, "seconds, 0 or more, or None to wait forever")
 
 
 def check_lease(seconds: object, key: str) -> None:
@@ -92,11 +88,8 @@ def check_lease(seconds: object, key: str) -> None:
     if seconds is None:
         return
     if not _is_whole(seconds, 1, MAX_SECONDS):
-        raise errors.InvalidArgumentError(
-            f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds, 1 or more, "
-            "or None for the server's default",
-            key=key,
-        )
+        wanted = "whole seconds, 1 or more, or None for the server's default"
+        raise _bad("lease_ttl_s", seconds, key, wanted)
 
 
 def check_renew_ratio(ratio: object, key: str) -> None:
@@ -106,9 +99,7 @@ def check_renew_ratio(ratio: object, key: str) -> None:
         InvalidArgumentError: it is none.
     """
     if not _is_number(ratio) or not 0 < ratio < 1:
-        raise errors.InvalidArgumentError(
-            f"renew_ratio is {ratio!r} for lock {key!r}: give a share between 0 and 1", key=key
-        )
+        raise _bad("renew_ratio", ratio, key, "a share between 0 and 1")
 
 
 def check_strategy(strategy: object, key: str) -> None:
@@ -118,11 +109,8 @@ def check_strategy(strategy: object, key: str) -> None:
         InvalidArgumentError: it cannot.
     """
     if not callable(strategy):
-        raise errors.InvalidArgumentError(
-            f"sharding_strategy is {strategy!r} for lock {key!r}: "
-            "give a function (key, number of servers) -> index",
-            key=key,
-        )
+        wanted = "a function (key, number of servers) -> index"
+        raise _bad("sharding_strategy", strategy, key, wanted)
 
 
 def check_fence(fence: object, key: str) -> None:
@@ -132,9 +120,7 @@ def check_fence(fence: object, key: str) -> None:
         InvalidArgumentError: it can be none.
     """
     if not _is_whole(fence, 0, 2**64 - 1):
-        raise errors.InvalidArgumentError(
-            f"fence is {fence!r} for lock {key!r}: give the number of a grant", key=key
-        )
+        raise _bad("fence", fence, key, "the number of a grant")
 
 
 def check_limit(limit: object, key: object) -> None:
@@ -185,11 +171,8 @@ def check_group_limit(limit: object, key: str) -> None:
         InvalidArgumentError: it is none.
     """
     if limit is not None and not _is_whole(limit, 1, MAX_LIMIT):
-        raise errors.InvalidArgumentError(
-            f"group_limit is {limit!r} for lock {key!r}: give a whole number from 1 to {MAX_LIMIT}, "
-            "or None for no limit",
-            key=key,
-        )
+        wanted = f"a whole number from 1 to {MAX_LIMIT}, or None for no limit"
+        raise _bad("group_limit", limit, key, wanted)
 
 
 def check_tls(context: object) -> None:
@@ -214,9 +197,7 @@ def check_callback(on_lost: object, key: str, *, may_be_async: bool) -> None:
     if on_lost is None:
         return
     if not callable(on_lost):
-        raise errors.InvalidArgumentError(
-            f"on_lost is {on_lost!r} for lock {key!r}: give a function of the lock", key=key
-        )
+        raise _bad("on_lost", on_lost, key, "a function of the lock")
     if may_be_async or _is_plain_function(on_lost):
         return
     called = getattr(on_lost, "__call__", on_lost)  # noqa: B004 - an object's own
@@ -269,14 +250,10 @@ def reservation_request(reservation: object, key: str) -> Reserve:
         InvalidArgumentError: it is none.
     """
     if not isinstance(reservation, Reservation):
-        raise errors.InvalidArgumentError(
-            f"reservation is {reservation!r} for lock {key!r}: give a Reservation", key=key
-        )
+        raise _bad("reservation", reservation, key, "a Reservation")
     for name, seconds in zip(reservation._fields, reservation, strict=True):
         if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
-            raise errors.InvalidArgumentError(
-                f"{name} is {seconds!r} for lock {key!r}: give seconds, 0 or more", key=key
-            )
+            raise _bad(name, seconds, key, "seconds, 0 or more")
     away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in reservation)
     return Reserve(away, hold)
 
@@ -307,9 +284,7 @@ def checked_label(text: object, key: str) -> bytes:
         InvalidArgumentError: it is no text.
     """
     if not isinstance(text, str):
-        raise errors.InvalidArgumentError(
-            f"label is {text!r} for lock {key!r}: give a text", key=key
-        )
+        raise _bad("label", text, key, "a text")
     if text.isascii() and text.isprintable() and len(text) <= MAX_LINE:
         return text.encode()  # nearly every one
     if not text.isprintable():
@@ -347,10 +322,16 @@ def checked_owner(owner: object, key: str) -> Owner:
             return Owner(name.encode(), attempt)
     elif isinstance(owner, tuple) and len(owner) == 3 and _is_whole(owner[2], 1, MAX_AGE):
         return checked_owner(owner[:2], key)._replace(age=owner[2])
-    raise errors.InvalidArgumentError(
-        f"owner is {owner!r} for lock {key!r}: give (name, attempt), a name of 1 to {MAX_OWNER} "
-        f"printable ASCII characters without space and a whole number from 0 to {MAX_ATTEMPT}",
-        key=key,
+    wanted = (
+        f"(name, attempt), a name of 1 to {MAX_OWNER} printable ASCII characters without space and "
+        f"a whole number from 0 to {MAX_ATTEMPT}"
+    )
+    raise _bad("owner", owner, key, wanted)
+
+
+def _bad(name: str, value: object, key: str, wanted: str) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(
+        f"{name} is {value!r} for lock {key!r}: give {wanted}", key=key
     )
 
 

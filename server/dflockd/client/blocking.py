@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dflockd import errors
-from dflockd.client import clock, operations, process
+from dflockd.client import clock, operations
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
+from dflockd.client.connection import Connection
+from dflockd.client.conversation import Heard
+from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
-from dflockd.client.newest import listen
-from dflockd.client.operations import Progress
-from dflockd.client.session import RELEASE_PATIENCE, Heard
-from dflockd.client.steps import Flow, Hear, Pause, Ready
+from dflockd.client.session import RELEASE_PATIENCE
+from dflockd.client.supersession import listen
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import ENQUEUED, UnexpectedReplyError
 
@@ -75,22 +75,20 @@ class DistributedLock(LockBase):
                 a `MovedError`, `RecoveringError` or `DrainingError` until the time is over.
             AcquireCancelledError: another thread called `cancel`.
         """
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            return self._acquire(claim, self._kept(ticket, reservation))
+            progress = self._kept(ticket, reservation)
+            link = session.ask(claim, timeout, progress=progress)
+            reply = None
+            if link is not None:
+                reply = _hear(link, session.asked.patience)
+                if type(reply) is bytes and session.is_granted(claim, link, reply):
+                    return True
+            return drive(session.acquire(claim, timeout, link, reply, progress))
         except BaseException:
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
-
-    def _acquire(self, claim: object, progress: Progress | None = None) -> bool:
-        session, timeout = self._session, self.acquire_timeout_s
-        link = session.ask(claim, timeout, progress=progress)
-        reply = None
-        if link is not None:
-            reply = _hear(link, session.asked.patience)
-            if type(reply) is bytes and session.is_granted(claim, link, reply):
-                return True
-        return _run(session.acquire(claim, timeout, link, reply, progress))
 
     def enqueue(self, ticket: str | None = None) -> str:
         """Take a position in the queue without waiting.
@@ -107,23 +105,21 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the ticket is malformed.
             RemoteError: as for `acquire`; `acquire_timeout_s` bounds this call as well.
         """
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            is_granted = self._enqueue(claim, self._kept(ticket, None))
-            return "acquired" if is_granted else "queued"
+            progress = self._kept(ticket, None)
+            link = session.ask(claim, timeout, operations.to_enqueue, progress)
+            reply = None
+            if link is not None:
+                reply = _hear(link, operations.line_up_patience(timeout))
+                if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
+                    return "acquired"
+            flow = session.enqueue(claim, timeout, link, reply, progress)
+            return "acquired" if drive(flow) else "queued"
         except BaseException:
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
-
-    def _enqueue(self, claim: object, progress: Progress | None) -> bool:
-        session, timeout = self._session, self.acquire_timeout_s
-        link = session.ask(claim, timeout, operations.to_enqueue, progress)
-        reply = None
-        if link is not None:
-            reply = _hear(link, operations.line_up_patience(timeout))
-            if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
-                return True
-        return _run(session.enqueue(claim, timeout, link, reply, progress))
 
     def wait(
         self,
@@ -151,7 +147,7 @@ class DistributedLock(LockBase):
             flow = self._waiting(claim, timeout_s, reservation)
             if self._own_lease() is not None:  # `enqueue` has been granted it
                 return True
-            return _run(flow)
+            return drive(flow)
         except errors.InvalidArgumentError:
             raise
         except BaseException:
@@ -168,7 +164,7 @@ class DistributedLock(LockBase):
             LockLostError: the lock is lost, or was never acquired. Also, without waiting, if it is
                 in doubt and `on_lost` of some lock calls this: that thread cannot wait.
         """
-        _run(self._session.check())
+        drive(self._session.check())
 
     def renew(self, lease_ttl_s: int | None = None) -> bool:
         """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
@@ -182,7 +178,7 @@ class DistributedLock(LockBase):
                 the lease was over. If the lease goes on, so does the lock.
             LocalError: `on_lost` of some lock calls this: its thread would wait for itself.
         """
-        return _run(self._renewing(lease_ttl_s))
+        return drive(self._renewing(lease_ttl_s))
 
     def detach(self, lease_ttl_s: int | None = None) -> str | None:
         """Keep the lock held for `lease_ttl_s` (default: as granted) and let go of it here.
@@ -202,7 +198,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return _run(self._detaching(claim, lease_ttl_s))
+            return drive(self._detaching(claim, lease_ttl_s))
         except errors.InvalidArgumentError:
             raise
         except BaseException:
@@ -224,7 +220,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            return _run(self._adopting(claim, token))
+            return drive(self._adopting(claim, token))
         except BaseException:
             self._session.let_go(claim)
             raise
@@ -249,7 +245,7 @@ class DistributedLock(LockBase):
                 reply = _hear(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return True
-            return _run(session.release(claim, link, reply))
+            return drive(session.release(claim, link, reply))
         except BaseException:
             session.give_up(claim)
             raise
@@ -262,7 +258,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return _run(session.release(claim, give=operations.give_back))
+            return drive(session.release(claim, give=operations.give_back))
         except BaseException:
             session.give_up(claim)
             raise
@@ -276,7 +272,7 @@ class DistributedLock(LockBase):
             UnsupportedError: the server knows no ages.
             RemoteError: the server could not be asked.
         """
-        return _run(self._session.draw_age())
+        return drive(self._session.draw_age())
 
     def listen(self, told: Callable[[str], object]) -> None:
         """Be told once if somebody newer asks for this lock while it is held.
@@ -299,7 +295,7 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or does not know this.
         """
-        return _run(self._inspecting())
+        return drive(self._inspecting())
 
     def evict(self, fence: int) -> bool:
         """End the hold with this fence, without its token. Return ``False`` if it has ended already.
@@ -310,7 +306,7 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or does not know this.
         """
-        return _run(self._evicting(fence))
+        return drive(self._evicting(fence))
 
     def __enter__(self) -> Self:
         """Acquire the lock.
@@ -318,14 +314,22 @@ class DistributedLock(LockBase):
         Raises:
             LockTimeoutError: it was not granted within `acquire_timeout_s`.
         """
+        # As `acquire` does, without another call.
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            if not self._acquire(claim):
+            link = session.ask(claim, timeout)
+            reply = None
+            if link is not None:
+                reply = _hear(link, session.asked.patience)
+                if type(reply) is bytes and session.is_granted(claim, link, reply):
+                    return self
+            if not drive(session.acquire(claim, timeout, link, reply)):
                 raise self._timed_out()
             return self
         except BaseException:
             # A signal's exception may have come between the grant and here.
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
 
     def __exit__(
@@ -346,7 +350,7 @@ class DistributedLock(LockBase):
                 reply = _hear(link, RELEASE_PATIENCE)
                 if type(reply) is bytes and session.is_released(link, reply):
                     return
-            _run(session.release(claim, link, reply))
+            drive(session.release(claim, link, reply))
         except BaseException:
             session.give_up(claim)
             raise
@@ -402,14 +406,10 @@ def _hear(link: Any, patience: float | None) -> Heard:
         raise
 
 
-def _run(flow: Flow[R]) -> R:
-    return drive(carry_out(flow))
-
-
-def drive(waits: Waits[R]) -> R:
+def drive(flow: Flow[R]) -> R:
     """Carry out a flow in this thread: wait for all that it yields."""
     try:
-        wait = next(waits)
+        wait = next(flow)
         while True:
             if type(wait) is not Connection:
                 outcome: object = _wait(wait)
@@ -418,12 +418,12 @@ def drive(waits: Waits[R]) -> R:
             else:
                 left = wait.left
                 outcome = bool(wait.poll.poll(left * 1000 if left < LONGEST_POLL else None))
-            wait = waits.send(outcome)
+            wait = flow.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
         return result
     except BaseException:
-        waits.close()
+        flow.close()
         raise
 
 
@@ -450,27 +450,8 @@ def _wait(wait: Awaited) -> object:
     if isinstance(wait, Pause):
         time.sleep(wait.seconds)
         return None
-    if isinstance(wait, Hear):
-        return _await(wait)
-    assert isinstance(wait, Resolve)
-    return _look_up(wait)
-
-
-def _look_up(wait: Resolve) -> object:
-    """Return what a name stands for, or what went wrong; a resolver that hangs takes no more time."""
-    found: list[object] = []
-    gate = threading.Lock()
-    gate.acquire()
-
-    def answer(outcome: object) -> None:
-        found.append(outcome)
-        gate.release()
-
-    process.current().reactor.resolver.resolve(wait, answer)
-    left = min(max(0.0, wait.until - clock.now()), LONGEST_POLL)
-    if gate.acquire(timeout=left):
-        return found[0]
-    return TimeoutError("the name was not looked up in time")
+    assert isinstance(wait, Hear)
+    return _await(wait)
 
 
 def _await(wait: Hear) -> bool:

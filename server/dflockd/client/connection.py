@@ -1,8 +1,6 @@
-"""A connection to a server, and what carries the steps of flows out on it.
+"""A connection to a server: a socket that never blocks.
 
-Sockets never block here. What has to be waited for is yielded, as a `Ready`, `Pause`, `Hear` or
-`Resolve`: three drivers know how to wait, one for threads, one for asyncio, one for the reactor, and
-nothing else.
+What has to be waited for is yielded; see `dflockd.client.flow`.
 """
 
 from __future__ import annotations
@@ -16,16 +14,15 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
+from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
-from dflockd.client.operations import Exchange, TimedReply, authenticate, greet
-from dflockd.client.steps import SILENT, Flow, Hear, Link, Open, Pause, Ready, Route, Silent, Talk
+from dflockd.client.resolver import look_up, under_way
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 CONNECT_TIMEOUT = 5.0
@@ -38,9 +35,6 @@ SHORTEST_CONNECT = 0.05
 UNACKED_TIMEOUT = 10.0
 """Seconds after which data that the other side's kernel has not acknowledged breaks a connection."""
 
-LEAST_PATIENCE = 0.5
-"""Seconds for any answer, even if the time is over: this process may have been stopped."""
-
 FULL_BACKLOG_PAUSE = 0.02
 """Seconds between attempts at a unix socket that has too many of them."""
 
@@ -51,23 +45,23 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EINTR)
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
 
-R = TypeVar("R")
-
-
-class Resolve(NamedTuple):
-    """Look up a name; the outcome is what `getaddrinfo` returns, or the error that it raises."""
-
-    host: str
-    port: int
-    until: float
-
-
-Awaited: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
-"""What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, for the
-seconds that it has `left`: that is what nearly all waits are. A driver that reads from it itself
-answers with the reply that it has read, or with the error that came of that, instead of ``True``."""
-Waits: TypeAlias = Generator[Awaited, Any, R]
 _Found: TypeAlias = "list[tuple[int, int, int, Any]]"
+
+
+class Route(NamedTuple):
+    """Where a connection goes and how it presents itself: what makes two interchangeable."""
+
+    address: Address
+    auth_secret: bytes | None = None
+    tls: ssl.SSLContext | None = None
+
+    def at(self, address: Address) -> Route:
+        """Return the way to another server, which wants to be shown the same."""
+        return Route(address, self.auth_secret, self.tls)
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Route({self.address})"
 
 
 class _Forked(Protocol):
@@ -89,6 +83,11 @@ _making: list[int] = []
 
 Forks of other threads wait: the child would have a socket that it does not know of.
 """
+
+
+published: set[Address] = set()
+"""Servers that know the published protocol alone, until a connection to them ends: from then on another
+one may be there."""
 
 
 class Connection:
@@ -125,12 +124,15 @@ class Connection:
         self.route = route
         self.closed = False
         self.features: frozenset[bytes] = frozenset()
+        """What its server knows beyond the published protocol."""
         self.pooled = False
+        """Whether it has lain idle, so that the server may have left meanwhile."""
         self.idle_since = 0.0
         self.rested = False
         """Whether nothing has been heard on it since it was idle. Old servers say `error` and hang up
         on who is idle for long: that is no answer to what is asked next."""
         self.guard: object = None
+        """Closes it when its owner is forgotten, who stands in a queue on it."""
         self.owed = False
         """Whether a reply is still to come to a request that `send_now` sent."""
         self.asked_at = 0.0
@@ -173,8 +175,10 @@ class Connection:
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
     def ask(self, request: bytes, now: float) -> None:
-        """Send a request, whose reply the caller waits for; if that fails, close it instead."""
-        self.reader.ahead = 0
+        """Send a request, whose reply the caller waits for; if that fails, close it instead.
+
+        No other reply may be owed.
+        """
         self.asked_at = now
         try:
             if self._sock.send(request) == len(request):
@@ -246,7 +250,7 @@ class Connection:
         """Close it. A server lets go of what was held on it. From any thread."""
         self.closed = True
         if not self.features:
-            _published.discard(self.route.address)
+            published.discard(self.route.address)
         self._watchers.append(self)
         for each in self._watchers.copy():
             if each is not self and cast(Watcher, each).is_gone():
@@ -269,9 +273,9 @@ class Connection:
         with contextlib.suppress(OSError, AttributeError):
             os.close(self._sock.detach())
 
-    # What carries out steps.
+    # Flows.
 
-    def reach(self, where: Any, until: float) -> Waits[None]:
+    def reach(self, where: Any, until: float) -> Flow[None]:
         """Connect to one address and speak TLS if the route says so.
 
         Raises:
@@ -293,7 +297,7 @@ class Connection:
         if self.route.tls is not None:
             yield from self._begin_tls(self.route.tls, until)
 
-    def _begin_tls(self, context: ssl.SSLContext, until: float) -> Waits[None]:
+    def _begin_tls(self, context: ssl.SSLContext, until: float) -> Flow[None]:
         me = threading.get_ident()
         try:
             _making.append(me)
@@ -313,7 +317,7 @@ class Connection:
                 writes = True
             yield from self._wait(writes=writes, until=until)
 
-    def _wait(self, *, writes: bool, until: float) -> Waits[None]:
+    def _wait(self, *, writes: bool, until: float) -> Flow[None]:
         if not (yield Ready(self, writes, until)):
             raise TimeoutError
 
@@ -325,7 +329,7 @@ class Connection:
             return data
         return b"" if sent == len(data) else data[sent:]
 
-    def finish(self, rest: bytes, until: float) -> Waits[None]:
+    def finish(self, rest: bytes, until: float) -> Flow[None]:
         """Send the rest of a request."""
         while rest:
             yield from self._wait(writes=True, until=until)
@@ -347,163 +351,12 @@ class Connection:
         return self.reader.receive(data)
 
 
-def carry_out(flow: Flow[R]) -> Waits[R]:
-    """Do what a flow says and return its result.
-
-    Raises:
-        BaseException: what the flow has raised. If this is closed or interrupted, so is the flow.
-    """
-    try:
-        step = next(flow)
-        while True:
-            outcome: Any
-            try:
-                if type(step) is Talk:
-                    outcome = yield from _talk(step)
-                elif type(step) is Open:
-                    outcome = yield from _open(*step)
-                else:
-                    outcome = yield step  # type: ignore[misc]
-            except errors.RemoteError as exc:
-                step = flow.throw(exc)
-            else:
-                step = flow.send(outcome)
-    except StopIteration as stop:
-        result: R = stop.value
-        return result
-    finally:
-        outcome = None  # it may be an error that was raised here, and refers to here
-        flow.close()
-
-
-def _talk(talk: Talk[R]) -> Waits[R | Silent]:
-    """Go through an operation, or go on with it.
-
-    Raises:
-        UnreachableError: the connection broke, or no reply came in time.
-        BadReplyError: the reply is none.
-        RefusedError: the server said no.
-    """
-    link: Connection = talk.link  # type: ignore[assignment]
-    operation = talk.operation
-    try:
-        exchange, sent, line = talk.under_way or (next(operation), 0.0, None)
-        talk.under_way = None
-        while True:
-            if not sent:
-                sent = clock.now()
-                limit = _limit(talk, exchange, sent)
-                # A reply that is still to come before its own is passed over.
-                link.reader.ahead = int(link.owed)
-                link.owed = False
-                if rest := link.send(exchange.request):
-                    yield from link.finish(rest, limit)
-            else:
-                limit = _limit(talk, exchange, sent)
-            while line is None:
-                left = min(limit, talk.look_at) - clock.now()
-                link.left = left if left > 0 else 0.0
-                heard = (link.is_tls and link.has_data()) or (yield link)
-                if not heard:
-                    break
-                line = link.receive() if heard is True else heard
-            if isinstance(line, Exception):
-                raise line
-            if line is not None:
-                link.accept(line)
-                answer = TimedReply(line, sent, clock.now())
-            elif talk.look_at < limit:
-                talk.under_way = exchange, sent, None
-                return SILENT
-            elif exchange.timeout_is_reply and not link.closed:
-                link.close()
-                over = clock.now()
-                answer = TimedReply(b"timeout", over, over)
-            else:
-                raise TimeoutError
-            exchange, sent, line = operation.send(answer), 0.0, None
-    except StopIteration as stop:
-        result: R = stop.value
-        return result
-    except UnexpectedReplyError as exc:
-        link.close()
-        server = str(link.route.address)
-        text = f"server {server}: {exc}: is a dflockd server listening there?"
-        raise errors.BadReplyError(text, server=server) from without_frames(exc)
-    except errors.IN_ORDER:
-        raise  # an answer in order: the connection is as good as before
-    except OSError as exc:
-        link.close()
-        if isinstance(exc, errors.DflockdError):
-            raise
-        server = str(link.route.address)
-        raise errors.UnreachableError(
-            f"connection to lock server {server} broke: {reason(exc)}", server=server
-        ) from without_frames(exc)
-    except BaseException:
-        # A signal, a time limit, a cancellation, a greenlet's end: the reply may be under way.
-        link.close()
-        raise
-    finally:
-        line = None  # it may be an error that was raised here, and refers to here
-
-
-def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:
-    """Return when the reply to a request is too late."""
-    limit = math.inf if exchange.patience is None else sent + exchange.patience
-    until = talk.until
-    if until is None or until >= limit:
-        return limit
-    # Also a reply whose time is over, or nearly so, has a moment.
-    return until if talk.is_strict else max(until, min(limit, sent + LEAST_PATIENCE))
-
-
-_published: set[Address] = set()
-"""Servers that know the published protocol alone, until a connection to them ends: from then on another
-one may be there."""
-
-
-def _open(
-    route: Route,
-    until: float | None,
-    is_strict: bool,
-    made: Callable[[Link], object] | None,
-) -> Waits[Connection]:
-    """Connect, and say who is there.
+def dial(route: Route, until: float) -> Flow[Connection]:
+    """Make a connection.
 
     Raises:
         UnreachableError: nobody answered there in time.
-        AuthRefusedError: the server wants another secret.
     """
-    address, now = route.address, clock.now()
-    until = now + CONNECT_TIMEOUT if until is None else until
-    if not is_strict:
-        until = max(until, now + LEAST_PATIENCE)
-    secret, server = route.auth_secret, str(address)
-    if address not in _published:
-        link = yield from _connect(route, until)
-        if made is not None:
-            made(link)
-        hello: Talk[Any] = Talk(link, greet(secret, server), until)
-        hello.is_strict = is_strict
-        features: Any = yield from _talk(hello)
-        if features is not None:
-            link.features = features
-            return link
-        # Older ones hang up on what they do not know, newer ones on who does not begin with the secret.
-        link.close()
-        _published.add(address)
-    link = yield from _connect(route, until)
-    if made is not None:
-        made(link)
-    if secret is not None:
-        talk = Talk(link, authenticate(secret, server), until)
-        talk.is_strict = is_strict
-        yield from _talk(talk)
-    return link
-
-
-def _connect(route: Route, until: float) -> Waits[Connection]:
     try:
         return (yield from _reach(route, min(until, clock.now() + CONNECT_TIMEOUT)))
     except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
@@ -513,7 +366,7 @@ def _connect(route: Route, until: float) -> Waits[Connection]:
         ) from without_frames(exc)
 
 
-def _reach(route: Route, until: float) -> Waits[Connection]:
+def _reach(route: Route, until: float) -> Flow[Connection]:
     """Connect to one of the addresses that a name has, all of them within the time."""
     path = route.address.unix_path
     if path is not None:
@@ -521,10 +374,13 @@ def _reach(route: Route, until: float) -> Waits[Connection]:
     else:
         found = _known_by_number(*route.address)
         if not found:
-            looked_up = yield Resolve(*route.address, until)
-            if isinstance(looked_up, Exception):
-                raise looked_up
-            found = _usable(looked_up)
+            looking = look_up(*route.address)
+            yield Hear(looking, until)
+            if looking.outcome is None:
+                raise TimeoutError
+            if isinstance(looking.outcome, Exception):
+                raise looking.outcome
+            found = _usable(looking.outcome)
     error: OSError | None = None
     for number, (family, kind, protocol, where) in enumerate(found):
         now = clock.now()
@@ -596,5 +452,6 @@ def forget_connections_after_fork() -> None:
     for connection in list(CONNECTIONS):
         connection.forget_after_fork()
     CONNECTIONS.clear()
-    _published.clear()
+    published.clear()
+    under_way.clear()
     _making.clear()

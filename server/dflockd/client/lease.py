@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from dflockd.client import clock, forks
+from dflockd.client.connection import Connection
+from dflockd.client.flow import Signal
 from dflockd.client.operations import Grant, Target
-from dflockd.client.routing import Path, ShardMap, insist, pursue
-from dflockd.client.steps import Link, Signal
+from dflockd.client.routing import Asks, Pursuit, ShardMap
 from dflockd.errors import RefusedError
 from dflockd.wire import fence_from_token
 
@@ -24,9 +25,6 @@ _chance = random.SystemRandom()
 
 JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
-
-SILENCE = 1.0
-"""Seconds without an answer to a renewal after which another connection is tried."""
 
 UNRENEWED: Final = "its lease ended unrenewed"
 UNKNOWN: Final = "the server no longer knows it"
@@ -96,7 +94,7 @@ class Lease:
         self,
         target: Target,
         grant: Grant,
-        link: Link,
+        link: Connection,
         renew_ratio: float,
         on_lost: Callable[[], object] | None = None,
         shards: ShardMap | None = None,
@@ -174,20 +172,20 @@ class Lease:
 
     # The connection.
 
-    def take(self) -> Link | None:
+    def take(self) -> Connection | None:
         """Return the connection, to be used by the caller alone; ``None`` while another has it."""
         try:
             return self._free.pop()
         except IndexError:
             return None
 
-    def put(self, link: Link) -> None:
+    def put(self, link: Connection) -> None:
         """Let others take the connection."""
         self._free.append(link)
 
     # What happens to it.
 
-    def renewed(self, grant: Grant, link: Link | None = None) -> bool:
+    def renewed(self, grant: Grant, link: Connection | None = None) -> bool:
         """Take in what a renewal has brought; ``False`` if it has come too late.
 
         It is good news then, but the owner may have seen already that the lease was over.
@@ -299,23 +297,29 @@ class Lease:
         self.link.close()
         self._settle()
 
-    def path_from(self, refusal: BaseException | None = None) -> Path:
-        """Return how to reach the server in charge again, until the lease ends.
+    def pursuit(self, asks: Asks, refusal: BaseException | None = None) -> Pursuit:
+        """Return what finds the server in charge, until the lease ends.
 
         That is this one; in a cluster another may have taken its place.
 
         Args:
+            asks: see `dflockd.client.routing.Pursuit`.
             refusal: what it said, if it did.
         """
-        now, server = clock.now(), self.link.route.address
+        first = refused = None
         if self.shards is None:
-            return insist(server, self.deadline, now)
-        key = self.target.key
-        if isinstance(refusal, RefusedError):
-            return pursue(
-                self.shards, key, self.deadline, now, first=server, refusal=refusal, insists=True
-            )
-        return pursue(self.shards, key, self.deadline, now, insists=True)
+            first = self.link.route.address
+        elif isinstance(refusal, RefusedError):
+            first, refused = self.link.route.address, refusal
+        return Pursuit(
+            self.shards,
+            self.target.key,
+            self.deadline,
+            asks,
+            first=first,
+            refusal=refused,
+            insists=True,
+        )
 
     def _settle(self) -> None:
         signal, renewals = self.settled, self.renewals

@@ -13,13 +13,14 @@ from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, clock, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import OwnerLike, Reservation
+from dflockd.client.connection import Route
+from dflockd.client.flow import Flow
 from dflockd.client.introduction import ANONYMOUS, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Exchange, Progress, Target
 from dflockd.client.rated import RatedSession
 from dflockd.client.routing import shard_map
-from dflockd.client.session import Ending, Session
-from dflockd.client.steps import Flow, Route
+from dflockd.client.session import Ending, LockSession
 from dflockd.rates import RateLike, parse_rate
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import UNLIMITED, Space
@@ -206,7 +207,7 @@ class LockBase:
             target: what is asked for, and who asks.
             route: to the server.
             on_lost: as given.
-            beginnings: see `dflockd.client.session.Session`.
+            beginnings: see `dflockd.client.session.LockSession`.
         """
         shards = None
         if sort.seeds is not None:
@@ -214,7 +215,7 @@ class LockBase:
         self.key = key
         self.acquire_timeout_s = sort.timeout
         self.lease_ttl_s = target.lease
-        self._session: Session = Session(
+        self._session: LockSession = LockSession(
             target,
             route,
             sort.renew_ratio,

@@ -1,8 +1,8 @@
 """What a client does, step by step, without saying how bytes travel.
 
 Each operation is a generator: it yields what to send, is resumed with the line that came back, and
-returns the result. Connections go through them (`dflockd.client.steps.Talk`), so every rule of the
-client side is written once. (psycopg 3 is built this way.)
+returns the result. `dflockd.client.conversation.talk` goes through them, so every rule of the client
+side is written once. (psycopg 3 is built this way.)
 
 A `Target` has what the server at the other end knows beyond the published protocol. What it does not
 know is not sent: an operation raises `UnsupportedError` instead.
@@ -48,9 +48,11 @@ from dflockd.wire import (
     Renew,
     Renewed,
     Report,
+    Request,
     Reserve,
     Shards,
     Space,
+    Stats,
     Status,
     Superseded,
     TimedOut,
@@ -404,8 +406,7 @@ def line_up(target: Target, turn: int) -> Operation[bytes]:
     Raises:
         UnsupportedError: the server does not know turns.
     """
-    request = encode_request(_enqueue(target, turn))
-    answer = _read(parse_enqueued, (yield Exchange(request, REPLY_PATIENCE)), target)
+    answer = yield from _asked(target, _enqueue(target, turn), parse_enqueued)
     if not isinstance(answer, Queued):
         raise _not_granted(answer, target)
     return answer.ticket
@@ -438,11 +439,7 @@ def next_turn(target: Target) -> Operation[bytes]:
 
 def pass_on(target: Target, ticket: bytes) -> Operation[bool]:
     """Say that a turn could not be used; ``False`` if the position is no more."""
-    request = encode_request(Pass(target.key, ticket))
-    reply = _read(parse_done, (yield Exchange(request, REPLY_PATIENCE)), target)
-    if reply in (Status.OK, Status.ERROR):
-        return reply is Status.OK
-    raise refused(reply, target)
+    return _is_done((yield from _asked(target, Pass(target.key, ticket), parse_done)), target)
 
 
 def renew(
@@ -492,13 +489,18 @@ def detach(target: Target, token: bytes, lease: int, *, is_new: bool = False) ->
     if is_new and (yield from renew(target, token, lease)) is None:
         return False
     request = _renew(target, token, lease, How.DETACH)
-    answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
-    reply = _read(parse_renewed, answer, target)
+    reply = yield from _asked(target, request, parse_renewed)
     if isinstance(reply, Renewed):
         return True
     if reply is Status.LEASE_EXPIRED:
         return False
     raise refused(reply, target)
+
+
+def take_back(target: Target, token: bytes) -> Operation[bool]:
+    """Release a hold that may be detached; ``False`` if it is another's by now, or held no more."""
+    # The server says no to the first if it is another's.
+    return (yield from detach(target, token, 1)) and (yield from release(target, token))
 
 
 def renewal_request(
@@ -562,8 +564,8 @@ def release(target: Target, token: bytes) -> Operation[bool]:
 
 def to_release(target: Target, token: bytes) -> bytes:
     """Return the request of a `release`."""
-    space = target.space if target.is_published else Space.LOCK
-    return encode_release(space, target.key, token)
+    is_ours = target.features is FEATURES or not target.is_published
+    return encode_release(Space.LOCK if is_ours else target.space, target.key, token)
 
 
 def _given_back(target: Target, request: bytes) -> Operation[bool]:
@@ -588,9 +590,8 @@ def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | Non
     Raises:
         AuthRefusedError: it wants another secret.
     """
-    request = encode_request(Hello(instance(), __version__.encode(), secret))
-    target = about_server(server)
-    reply = _read(parse_hello, (yield Exchange(request, None)), target)
+    target, hello = about_server(server), Hello(instance(), __version__.encode(), secret)
+    reply = yield from _asked(target, hello, parse_hello, None)
     if isinstance(reply, Welcome):
         return FEATURES if reply.features >= FEATURES else reply.features
     if isinstance(reply, Unwelcome):
@@ -602,9 +603,8 @@ def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | Non
 
 def authenticate(secret: bytes, server: str) -> Operation[None]:
     """Show the shared secret to a server that knows the published protocol alone."""
-    answer = yield Exchange(encode_request(Auth(secret)), None)
     target = about_server(server)
-    status = _read(parse_done, answer, target)
+    status = yield from _asked(target, Auth(secret), parse_done, None)
     if status is not Status.OK:
         raise _unwelcome(status, secret, target)
 
@@ -622,46 +622,38 @@ def _unwelcome(status: object, secret: bytes | None, target: Target) -> errors.R
 
 def inspect(target: Target, space: Space = Space.LOCK) -> Operation[dict[str, Any]]:
     """Ask who holds the key and who waits for it; the semaphores of published clients are another."""
-    request = encode_request(Inspect(space, target.key))
-    answer = yield Exchange(request, REPLY_PATIENCE)
-    reply = _read(parse_report, answer, target)
-    if not isinstance(reply, Report):
-        raise refused(reply, target)
-    report = read_report(reply, target)
-    for part in ("holders", "waiters"):
-        listed = report.get(part)
-        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise errors.BadReplyError(
-                f"{_about(target)}: its answer has no list of {part}",
-                key=target.name,
-                server=target.server,
-            )
-    return report
+    reply = yield from _asked(target, Inspect(space, target.key), parse_report)
+    return read_report(reply, target, holders="holders", waiters="waiters")
 
 
 def find(target: Target, text: bytes, *, waiters: bool, notes: bool) -> Operation[dict[str, Any]]:
     """Ask for keys, holders and waiters with a text in them."""
-    answer = yield Exchange(encode_request(Find(text, waiters, notes)), SEARCH_PATIENCE)
-    reply = _read(parse_report, answer, target)
+    request = Find(text, waiters, notes)
+    reply = yield from _asked(target, request, parse_report, SEARCH_PATIENCE)
     if reply is Status.ERROR:
         raise unsupported(target, "searches")
-    if not isinstance(reply, Report):
-        raise refused(reply, target)
-    report = read_report(reply, target)
-    found = report.get("found")
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise errors.BadReplyError(
-            f"{_about(target)}: its answer has no list of what was found", server=target.server
-        )
-    return report
+    return read_report(reply, target, found="what was found")
 
 
-def read_report(reply: Report, target: Target) -> dict[str, Any]:
+def stats(target: Target) -> Operation[dict[str, Any]]:
+    """Ask what the server holds."""
+    return read_report((yield from _asked(target, Stats(), parse_report)), target)
+
+
+def read_report(reply: object, target: Target, **lists: str) -> dict[str, Any]:
     """Return what a report says.
 
+    Args:
+        reply: it, or something else.
+        target: what it is about.
+        lists: which lists of objects it must have, and what they are of.
+
     Raises:
-        BadReplyError: it is no JSON object.
+        BadReplyError: it is no JSON object, or lacks one of the lists.
+        RefusedError: it is no report.
     """
+    if not isinstance(reply, Report):
+        raise refused(reply, target)
     try:
         report: dict[str, Any] = json.loads(reply.json)
     except (ValueError, RecursionError) as exc:
@@ -670,17 +662,21 @@ def read_report(reply: Report, target: Target) -> dict[str, Any]:
             key=target.name or None,
             server=target.server,
         ) from None
+    for part, what in lists.items():
+        listed = report.get(part)
+        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            raise errors.BadReplyError(
+                f"{_about(target)}: its answer has no list of {what}",
+                key=target.name or None,
+                server=target.server,
+            )
     return report
 
 
 def evict(target: Target, fence: int, space: Space = Space.LOCK) -> Operation[bool]:
     """End the hold with this fence without its token; ``False`` if it has ended already."""
-    request = encode_request(Evict(space, target.key, fence))
-    answer = yield Exchange(request, REPLY_PATIENCE)
-    reply = _read(parse_done, answer, target)
-    if reply in (Status.OK, Status.ERROR):
-        return reply is Status.OK
-    raise refused(reply, target)
+    request = Evict(space, target.key, fence)
+    return _is_done((yield from _asked(target, request, parse_done)), target)
 
 
 def draw_age(target: Target) -> Operation[int]:
@@ -690,8 +686,7 @@ def draw_age(target: Target) -> Operation[int]:
         UnsupportedError: the server knows no ages.
     """
     _check_ages(target)
-    answer = yield Exchange(encode_request(DrawAge(target.key)), REPLY_PATIENCE)
-    reply = _read(parse_aged, answer, target)
+    reply = yield from _asked(target, DrawAge(target.key), parse_aged)
     if isinstance(reply, Aged):
         return reply.age
     raise refused(reply, target)
@@ -735,8 +730,8 @@ def shards(target: Target, known: ShardReport | None = None) -> Operation[ShardR
     """
     server = target.server
     version = b"" if known is None else known.version
-    request = encode_request(Shards(version, packed=True))
-    reply = _read(parse_map, (yield Exchange(request, SHARDS_PATIENCE)), target)
+    request = Shards(version, packed=True)
+    reply = yield from _asked(target, request, parse_map, SHARDS_PATIENCE)
     if reply is Status.OK and known is not None and version:
         return known
     if reply is Status.ERROR:
@@ -771,27 +766,6 @@ def _read_map(reply: Report) -> ShardReport:
     return found
 
 
-Detour: TypeAlias = errors.MovedError | errors.RecoveringError
-
-
-def kept(operation: Operation[R]) -> Operation[R | Detour]:
-    """Return these two errors instead of raising them, for those who go on with the connection.
-
-    They come with an answer in order, whereas an exception leaves a connection of no more use.
-    """
-    try:
-        return (yield from operation)
-    except (errors.MovedError, errors.RecoveringError) as exc:
-        return exc
-
-
-def raised(answer: R | Detour) -> R:
-    """Raise what `kept` has kept."""
-    if isinstance(answer, Detour):
-        raise answer
-    return answer
-
-
 def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
     """Return the seconds to ask the server for, and the other fields of the `Exchange`.
 
@@ -818,18 +792,12 @@ def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operatio
     of the reply. The departure is the safe assumption, and fine after a short wait. After a long one
     it would leave little of the lease or nothing, so a renewal finds out: its answer comes at once.
     """
-    if (grant := _prompt(*granted, answer.sent, answer.received)) is not None:
-        return grant
+    token, lease = granted
+    if answer.received - answer.sent <= lease * CONFIRM_SHARE:
+        return Grant(token, lease, answer.sent + lease)
     if target.progress is not None:
         target.progress.granted = granted
     return (yield from _confirmation(target, granted))
-
-
-def _prompt(token: bytes, lease: int, sent: float, received: float) -> Grant | None:
-    """Return the grant if its answer has come soon enough for its lease to count from the request."""
-    if received - sent > lease * CONFIRM_SHARE:
-        return None
-    return new(Grant, (token, lease, sent + lease))
 
 
 def granted_at_once(
@@ -848,7 +816,9 @@ def granted_at_once(
     if granted is None:
         return None
     token, lease = granted
-    return _prompt(token, lease, sent, received)
+    if received - sent > lease * CONFIRM_SHARE:
+        return None
+    return new(Grant, (token, lease, sent + lease))
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
@@ -873,6 +843,22 @@ def _taken_up(grant: Grant | None, target: Target) -> Grant:
     if grant is None:
         raise refused(Status.LEASE_EXPIRED, target)
     return grant
+
+
+def _asked(
+    target: Target,
+    request: Request,
+    parse: Callable[[bytes], M],
+    patience: float | None = REPLY_PATIENCE,
+) -> Operation[M]:
+    """Ask something that is answered at once."""
+    return _read(parse, (yield Exchange(encode_request(request), patience)), target)
+
+
+def _is_done(reply: object, target: Target) -> bool:
+    if reply in (Status.OK, Status.ERROR):
+        return reply is Status.OK
+    raise refused(reply, target)
 
 
 def _read(parse: Callable[[bytes], M], answer: TimedReply, target: Target) -> M:

@@ -21,13 +21,15 @@ from typing import Any, Final
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, flows, operations
+from dflockd.client import clock, operations
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
+from dflockd.client.connection import Connection, Route
+from dflockd.client.conversation import connect, talk
+from dflockd.client.flow import Flow, Hear, Pause, Signal
 from dflockd.client.operations import GRACE, Progress, about_server
 from dflockd.client.process import current
 from dflockd.client.routing import PASSING
-from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
 
@@ -153,7 +155,7 @@ class PendingAcquires:
             turns.close()
         self._turns.clear()
 
-    def _turns_of(self, link: Link) -> _Turns:
+    def _turns_of(self, link: Connection) -> _Turns:
         """Return what is asked of the server of a position."""
         turns = self._turns.get(link.route)
         if turns is None:
@@ -173,8 +175,8 @@ class PendingAcquires:
                 continue
             try:
                 if turns.link is None:
-                    turns.link = yield Open(turns.route, clock.now() + RESTART_PATIENCE)
-                ticket = yield from flows.talk(turns.link, operations.next_turn(target))
+                    turns.link = yield from connect(turns.route, clock.now() + RESTART_PATIENCE)
+                ticket = yield from talk(turns.link, operations.next_turn(target))
             except Exception as exc:
                 logger.debug("asking %s whose turn it is: %s", target.server, exc)
                 turns.lose()
@@ -382,7 +384,7 @@ class _Turns:
         """All that wait there, by ticket."""
         self.early: set[str] = set()
         """Tickets of turns that came before the answers that name them."""
-        self.link: Link | None = None
+        self.link: Connection | None = None
         self.is_asked = False
         self.is_over = False
         self.signal = Signal()

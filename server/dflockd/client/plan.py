@@ -13,9 +13,9 @@ from typing import Any
 from dflockd import errors
 from dflockd.address import Seeds, Servers
 from dflockd.client import arguments
+from dflockd.client.connection import Route
 from dflockd.client.introduction import ANONYMOUS, Introduction
 from dflockd.client.operations import Exchange, Target
-from dflockd.client.steps import Route
 from dflockd.rates import RunRate
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.wire import Space
@@ -130,7 +130,7 @@ class Plan:
         self.route = route
         """The way to the server without TLS; in a cluster, to begin with."""
         self.beginnings: dict[Any, Exchange] = {}
-        """See `dflockd.client.session.Session`."""
+        """See `dflockd.client.session.LockSession`."""
 
 
 def make(space: Space, key: str, *others: Any) -> Plan:

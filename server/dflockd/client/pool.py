@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import Any
 
 from dflockd.client import clock
-from dflockd.client.connection import Connection
-from dflockd.client.steps import Link, ReturnProbe, Route
+from dflockd.client.connection import Connection, Route
+from dflockd.client.flow import Signal
 
 MAX_IDLE = 16
 """Connections that are kept idle for each server and credentials; more are closed on return."""
@@ -26,6 +25,16 @@ IDLE_AGE = 60.0
 """Seconds after which a connection that nobody has used is closed."""
 
 
+class ReturnProbe(Signal):
+    """Somebody finds out whether a server that was lost is back."""
+
+    __slots__ = ("is_back",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_back = False
+
+
 class Pool:
     """Idle connections by route.
 
@@ -38,7 +47,7 @@ class Pool:
         self.probes: dict[Route, ReturnProbe] = {}
         """The probe that finds out whether a lost server is back; others wait for it."""
 
-    def take(self, route: Route) -> Link | None:
+    def take(self, route: Route) -> Connection | None:
         """Return a connection that is the caller's until given back, if there is one."""
         idle = self._idle.get(route)
         if idle:
@@ -48,7 +57,7 @@ class Pool:
                 pass  # another thread was faster
         return None
 
-    def give(self, link: Any, since: float | None = None) -> None:
+    def give(self, link: Connection, since: float | None = None) -> None:
         """Take a connection back, between two requests.
 
         Args:

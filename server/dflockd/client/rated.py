@@ -11,7 +11,7 @@ from typing import Final
 
 from dflockd.client import clock
 from dflockd.client.operations import Grant
-from dflockd.client.session import Session
+from dflockd.client.session import LockSession
 from dflockd.rates import RunRate
 from dflockd.wire import Rate
 
@@ -23,7 +23,7 @@ SHORT: Final = 20.0
 within a hundredth of a longer one."""
 
 
-class RatedSession(Session):
+class RatedSession(LockSession):
     """A session with a rate.
 
     Args:
@@ -32,7 +32,7 @@ class RatedSession(Session):
         begins: whether the run begins with the grant, or when `begin` is called.
     """
 
-    def __init__(self, plain: Session, rate: RunRate, *, begins: bool) -> None:
+    def __init__(self, plain: LockSession, rate: RunRate, *, begins: bool) -> None:
         asked = Rate(rate.runs, max(1, round(rate.per_s * 1000)))
         super().__init__(
             plain.target._replace(rate=asked),

@@ -28,13 +28,13 @@ from functools import partial
 from typing import Any
 
 from dflockd.client import clock
-from dflockd.client.connection import CONNECTIONS, Awaited, Connection, Resolve, Waits, carry_out
+from dflockd.client.connection import CONNECTIONS, Connection
+from dflockd.client.flow import Awaited, Flow, Pause, Ready, Signal
 from dflockd.client.greenlets import make_selector, select_green
-from dflockd.client.later import release_later, take_back
 from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
+from dflockd.client.release import release_later, take_back
 from dflockd.client.renewal import keep
-from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
 
 LOOK_EVERY = 0.1
 """Seconds between looks at the locks that have come; one that is seen twice is watched from then on.
@@ -55,9 +55,6 @@ FORGOTTEN = 8
 LONGEST_BEGINNING = 1.0
 """Seconds that the end of the process waits for a thread that was started a moment before."""
 
-SHARED_FOR = 1.0
-"""Seconds after which nobody else waits for a look-up that has not answered yet."""
-
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
@@ -67,18 +64,16 @@ logger = logging.getLogger("dflockd.client")
 class Task:
     """A flow that the reactor drives, and what it waits for. Its fields are the reactor's."""
 
-    __slots__ = ("ended", "listening", "order", "over", "reactor", "registered", "waits")
+    __slots__ = ("ended", "flow", "listening", "order", "reactor", "registered")
 
-    def __init__(self, reactor: Reactor, waits: Waits[Any]) -> None:
+    def __init__(self, reactor: Reactor, flow: Flow[Any]) -> None:
         self.reactor = reactor
-        self.waits = waits
+        self.flow = flow
         self.order = -1
         """The number of its entry in the heap; others with it there are out of date."""
         self.registered: tuple[Connection, int] | None = None
         """The connection and the events that the selector knows."""
         self.listening: tuple[Signal, Callable[[], object]] | None = None
-        self.over: object = False
-        """What it is resumed with when its time is over."""
         self.ended = False
 
     def is_gone(self) -> bool:
@@ -99,12 +94,12 @@ class Reactor:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._inbox: deque[tuple[float, Lease | Callable[[], object]]] = deque()
-        self._young: dict[int, Lease] = {}
-        """Those that came lately, by their `id`. Each change is a single operation."""
+        self._young: dict[Lease, None] = {}
+        """Those that came lately, in their order. Each change is a single operation."""
         self._comes = False
         """Whether one has come since the look before."""
-        self._seen: list[int] = []
-        """Which of these it has seen once; not themselves, for that would keep them."""
+        self._seen: set[int] = set()
+        """The `id` of those that it has seen once; not themselves, for that would keep them."""
         self._looks = 0
         """How many looks are still to come, unless others come."""
         self._look_at_young_at = math.inf
@@ -123,7 +118,6 @@ class Reactor:
         self._is_closed = False
         self._selector: selectors.BaseSelector
         self._pipe: _Pipe | None = None
-        self.resolver = Resolver()
 
     # What others call, from any thread.
 
@@ -132,7 +126,7 @@ class Reactor:
         if lease.lease * lease.renew_ratio < EARLY:
             self._tell(-math.inf, lease)
         else:
-            self._young[id(lease)] = lease
+            self._young[lease] = None
             self._comes = True
             # The thread says that it will not look any more before it has looked for the last time.
             if not self._looks:
@@ -153,7 +147,7 @@ class Reactor:
         Soon enough is when the thread wakes anyway, unless there are many by then. One that is young
         is let go here: the next takes its memory while that is warm.
         """
-        self._young.pop(id(lease), None)
+        self._young.pop(lease, None)
         if lease.task is not None:
             reactor = _reactor_of(lease, self)
             reactor._inbox.append((math.inf, lease))
@@ -170,13 +164,13 @@ class Reactor:
 
     def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
-        task = Task(self, carry_out(flow))
+        task = Task(self, flow)
         self.call(lambda: self._begin(task))
         return task
 
     def resume(self, task: Task) -> None:
         """Let a flow go on as if its time was over; in the reactor's thread, at a step that has one."""
-        self._step(task, task.over)
+        self._step(task, False)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the reactor's thread; it must not wait."""
@@ -246,7 +240,7 @@ class Reactor:
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._started.pop()
-        self._begin(Task(self, carry_out(self._sweep())))
+        self._begin(Task(self, self._sweep()))
         while not self._is_closed:
             try:
                 self._turn()
@@ -314,13 +308,12 @@ class Reactor:
                 return
         elif not self._comes:
             return
-        for number in self._seen:
-            # Another one may have its number by now: that is watched a little sooner.
-            lease = young.pop(number, None)
-            if lease is not None:
+        for lease in list(young):
+            # Another one may have the number of one that is gone: that is watched a little sooner.
+            if id(lease) in self._seen and young.pop(lease, self) is None:
                 self._look_at(lease)
         comes, self._comes = self._comes, False
-        self._seen = list(young)
+        self._seen = set(map(id, list(young)))
         self._looks = LOOK_ON if comes or young else self._looks - 1
         if not self._looks and young:  # who has come since wakes nobody
             self._looks = LOOK_ON
@@ -332,7 +325,7 @@ class Reactor:
             _, order, due = heapq.heappop(self._due)
             if isinstance(due, Task):
                 if order == due.order:
-                    self._step(due, due.over)
+                    self._step(due, False)
             elif (lease := due()) is not None:
                 self._look_at(lease)
                 del lease
@@ -362,7 +355,7 @@ class Reactor:
         if lease.is_over:
             return
         if not isinstance(lease.task, Task):
-            task = lease.task = Task(self, carry_out(keep(lease, self._pool)))
+            task = lease.task = Task(self, keep(lease, self._pool))
             self._begin(task)
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
@@ -394,7 +387,7 @@ class Reactor:
         task.order = -1
         task.listen_no_more()
         try:
-            wait = task.waits.send(outcome)
+            wait = task.flow.send(outcome)
         except StopIteration:
             self._end(task)
         except Exception:
@@ -407,14 +400,13 @@ class Reactor:
         """End a task whatever it waits for."""
         self._end(task)
         task.listen_no_more()
-        task.waits.close()
+        task.flow.close()
 
     def _end(self, task: Task) -> None:
         task.ended = True
         self._unregister(task)
 
     def _wait(self, task: Task, wait: Awaited) -> None:
-        task.over = False
         if isinstance(wait, Connection):
             wait = Ready(wait, False, clock.now() + wait.left)
         if isinstance(wait, Ready):
@@ -427,14 +419,9 @@ class Reactor:
             self._schedule(task, clock.now() + wait.seconds)
             return
         self._schedule(task, wait.until)
-        answer = self._answer(task)
-        if isinstance(wait, Hear):
-            listener = partial(answer, True)
-            task.listening = wait.signal, listener
-            wait.signal.listen(listener)
-        else:
-            task.over = TimeoutError("the name was not looked up in time")
-            self.resolver.resolve(wait, answer)
+        listener = partial(self._answer(task), True)
+        task.listening = wait.signal, listener
+        wait.signal.listen(listener)
 
     def _answer(self, task: Task) -> Callable[[object], None]:
         """Return what resumes a task from any thread, unless its time is over before."""
@@ -505,50 +492,3 @@ class _Pipe:
                 sock.close()
 
     forget_after_fork = close
-
-
-class Resolver:
-    """Looks up names, which takes threads of their own: nobody can do it without waiting.
-
-    Who asks for the same host and port at the same time shares one look-up. One that does not answer
-    holds up nobody who asks for another host, nor for long who asks for the same. From any thread, and
-    without a lock.
-    """
-
-    def __init__(self) -> None:
-        self._under_way: dict[tuple[str, int], _LookUp] = {}
-
-    def resolve(self, name: Resolve, found: Callable[[object], object]) -> None:
-        """Have it looked up, and `found` called in another thread with what `getaddrinfo` brings."""
-        where, now = (name.host, name.port), clock.now()
-        look_up = self._under_way.get(where)
-        if (
-            look_up is None
-            or look_up.fired
-            or not look_up.began <= now < look_up.began + SHARED_FOR
-        ):
-            look_up = _LookUp(now)
-            _thread.start_new_thread(self._run, (where, look_up))
-            # Not before: if this is interrupted, nobody waits for a thread that never began.
-            self._under_way[where] = look_up
-        look_up.listen(lambda: found(look_up.outcome))
-
-    def _run(self, where: tuple[str, int], look_up: _LookUp) -> None:
-        try:
-            look_up.outcome = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
-        except Exception as exc:
-            look_up.outcome = exc
-        look_up.fire()
-        if self._under_way.get(where) is look_up:
-            self._under_way.pop(where, None)
-
-
-class _LookUp(Signal):
-    """A name that is being looked up."""
-
-    __slots__ = ("began", "outcome")
-
-    def __init__(self, began: float) -> None:
-        super().__init__()
-        self.began = began
-        self.outcome: object = None

@@ -17,17 +17,19 @@ import math
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
-from dflockd.client.flows import look_at, walk
-from dflockd.client.later import Probing, Turn
-from dflockd.client.lease import DOUBTFUL, SILENCE, UNKNOWN, UNRENEWED, Lease, Renewal
+from dflockd.client.connection import Connection
+from dflockd.client.conversation import SILENCE, asker, connect
+from dflockd.client.flow import Flow, Pause, Ready
+from dflockd.client.lease import DOUBTFUL, UNKNOWN, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import (
     Grant,
     TimedReply,
     read_renewal,
     renewal_request,
 )
-from dflockd.client.routing import Ask
-from dflockd.client.steps import Flow, Link, Open, Pause, Ready
+from dflockd.client.pool import Pool
+from dflockd.client.release import Turn
+from dflockd.client.routing import Pursuit, follow
 from dflockd.wire import UnexpectedReplyError
 
 BUSY = 0.02
@@ -52,10 +54,10 @@ class _OverError(Exception):
     """Nobody waits for the end of a rescue any more."""
 
 
-def keep(lease: Lease, links: Probing) -> Flow[None]:
+def keep(lease: Lease, pool: Pool) -> Flow[None]:
     """Renew a lease until it ends."""
     lease.spread()
-    keeper = _Keeper(lease, links)
+    keeper = _Keeper(lease, pool)
     try:
         yield from keeper.run()
     finally:
@@ -65,12 +67,12 @@ def keep(lease: Lease, links: Probing) -> Flow[None]:
 class _Keeper:
     """What the reactor knows of a lease."""
 
-    def __init__(self, lease: Lease, links: Probing) -> None:
+    def __init__(self, lease: Lease, pool: Pool) -> None:
         self.lease = lease
-        self.links = links
-        self.sent: dict[Link, float] = {}
+        self.pool = pool
+        self.sent: dict[Connection, float] = {}
         """When a renewal was sent on connections that owe its answer."""
-        self.spare: Link | None = None
+        self.spare: Connection | None = None
         """A second connection to the same server, to which the hold may belong."""
         self.promised: list[Renewal] = []
         """Renewals that somebody waits for, and that were sent."""
@@ -147,7 +149,7 @@ class _Keeper:
         """Return when a server has said nothing for so long that another connection is tried."""
         return sent + min(SILENCE, (self.lease.deadline - sent) / 2)
 
-    def _until(self, link: Link) -> float:
+    def _until(self, link: Connection) -> float:
         sent = self.sent.get(link)
         if sent is not None:
             until = self.silent_at(sent)
@@ -157,7 +159,7 @@ class _Keeper:
             until = min(until, clock.now() + BOTH)
         return min(until, self.lease.deadline)
 
-    def _step(self, link: Link, came: bool) -> bool:
+    def _step(self, link: Connection, came: bool) -> bool:
         """Do what is due; return whether the server has been silent for too long.
 
         Raises:
@@ -195,7 +197,7 @@ class _Keeper:
             )
         return False
 
-    def _listen(self, spare: Link) -> None:
+    def _listen(self, spare: Connection) -> None:
         """See whether the second connection still owes its answer."""
         try:
             if spare.receive_now() is None:
@@ -237,17 +239,17 @@ class _Rescue:
         why: what has happened there.
     """
 
-    def __init__(self, keeper: _Keeper, stood_on: Link, why: BaseException) -> None:
+    def __init__(self, keeper: _Keeper, stood_on: Connection, why: BaseException) -> None:
         self._keeper = keeper
         self._lease = keeper.lease
-        self._links = keeper.links
+        self._pool = keeper.pool
         self._why = why
         self._route = stood_on.route
         self._ours = [stood_on]
         """The connections on which it has been asked, the latest last."""
         if keeper.spare is not None:
             self._ours.append(keeper.spare)
-        self._turn = Turn(keeper.lease, keeper.links)
+        self._turn = Turn(keeper.lease, keeper.pool)
         self._waits_since = clock.now()
         self._certain_from = 0.0
         """Renewals that were sent before that may have come before the end of another connection, to
@@ -255,7 +257,7 @@ class _Rescue:
         if not isinstance(why, TimeoutError | errors.RefusedError):
             self._certain_from = clock.now()
             stood_on.close()
-            self._links.clear(stood_on.route)  # the other idle ones are most likely dead as well
+            self._pool.clear(stood_on.route)  # the other idle ones are most likely dead as well
 
     def run(self) -> Flow[None]:
         """Renew the lease, or lose it."""
@@ -263,8 +265,8 @@ class _Rescue:
         logger.info("lock %r: connection to %s broke (%s)", target.name, target.server, self._why)
         reason = UNRENEWED
         try:
-            path = lease.path_from(self._why)
-            answer = yield from walk(self._links, path, self._route, self._attempt)
+            pursuit = lease.pursuit(asker(self._pool, self._route), self._why)
+            answer = yield from follow(pursuit, self._attempt)
             if answer is None:
                 reason = UNKNOWN
             else:
@@ -284,7 +286,7 @@ class _Rescue:
         lease.lose(reason)
         lease.is_away = False  # nobody need wait for another connection any more
 
-    def _end(self, link: Link | None) -> None:
+    def _end(self, link: Connection | None) -> None:
         """Close the connections that are not needed, and let others know whether the server is back."""
         keeper = self._keeper
         keeper.spare = None
@@ -303,22 +305,22 @@ class _Rescue:
         if self._lease.is_over or clock.now() >= self._lease.deadline:
             raise _OverError
 
-    def _at(self, server: Address) -> list[Link]:
+    def _at(self, server: Address) -> list[Connection]:
         return [each for each in self._ours if each.route.address == server and not each.closed]
 
-    def _attempt(self, step: Ask) -> Flow[tuple[Grant, Link] | None]:
+    def _attempt(self, server: Address, _: float | None) -> Flow[tuple[Grant, Connection] | None]:
         """Renew at the server that the path has come to; ``None`` if that no longer knows the lock."""
         self._check()
-        self._route = self._route.at(step.server)
+        self._route = self._route.at(server)
         try:
-            known = self._at(step.server)
+            known = self._at(server)
             if not known:
                 yield from self._turn.wait(self._route, OWN_ATTEMPT)
                 self._check()
                 yield from self._open()
             elif not any(each in self._keeper.sent for each in known):
                 self._ask(known[-1])
-            return (yield from self._answer(step.server))
+            return (yield from self._answer(server))
         except errors.RemoteError as exc:
             self._note(exc)
             raise
@@ -331,12 +333,12 @@ class _Rescue:
     def _open(self) -> Flow[None]:
         """Ask on another connection."""
         until = clock.now() + min(ATTEMPT, self._lease.left / 2)
-        link = yield Open(self._route, until, is_strict=True)
+        link = yield from connect(self._route, until, is_strict=True)
         self._ours.append(link)
         self._check()
         self._ask(link)
 
-    def _ask(self, link: Link) -> None:
+    def _ask(self, link: Connection) -> None:
         lease, server = self._lease, link.route.address
         target = lease.target.at(server).knowing(link.features)
         has_begun = self._keeper.says_begun = lease.begun is True
@@ -352,7 +354,7 @@ class _Rescue:
             self._broke(link)
             raise self._unreachable(server) from exc
 
-    def _answer(self, server: Address) -> Flow[tuple[Grant, Link] | None]:
+    def _answer(self, server: Address) -> Flow[tuple[Grant, Connection] | None]:
         """Wait for an answer there, and ask on a second connection if none comes."""
         keeper, lease = self._keeper, self._lease
         sent = min(keeper.sent[each] for each in self._at(server) if each in keeper.sent)
@@ -390,7 +392,7 @@ class _Rescue:
                 until = min(second_at, look_next, lease.deadline)
                 yield Ready(known[-1], False, until if len(known) < 2 else min(until, now + BOTH))
 
-    def _ask_again(self, known: list[Link]) -> Flow[float]:
+    def _ask_again(self, known: list[Connection]) -> Flow[float]:
         """Ask a silent server on another connection; return after how many seconds to do so again."""
         if len(known) > 1:
             for each in known:
@@ -405,7 +407,7 @@ class _Rescue:
             self._note(exc)
         return ATTEMPT
 
-    def _broke(self, link: Link) -> None:
+    def _broke(self, link: Connection) -> None:
         self._lease.doubt()
         self._certain_from = clock.now()
         self._keeper.sent.pop(link, None)
@@ -418,7 +420,7 @@ class _Rescue:
         )
 
     def _look(self) -> Flow[float]:
-        shard_map = self._lease.shards
-        assert shard_map is not None
+        lease, asks = self._lease, asker(self._pool, self._route)
+        pursuit = Pursuit(lease.shards, lease.target.key, None, asks, insists=True)
         # A holder is always answered at once.
-        return look_at(self._links, shard_map, self._lease.target.key, self._route, False)
+        return pursuit.glance(self._route.address, False)

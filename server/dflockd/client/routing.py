@@ -1,23 +1,32 @@
 """Which server of a cluster is in charge of a key, and where to ask next when one refuses.
 
-Pure: nothing here connects, sleeps or reads a clock. A `Path` says what to do next and is told what
-came of it and what time it is; `follow` functions beside the pools walk it, one blocking, one for
-asyncio. (Redis Cluster's clients follow such redirections as well: its specification, "MOVED
-redirection"; here a whole shard moves at once, so there is no ASK.)
+A `Pursuit` gives one server after the other until one answers; what it asks servers about themselves
+it leaves to who is given to it. (Redis Cluster's clients follow such redirections as well: its
+specification, "MOVED redirection"; here a whole shard moves at once, so there is no ASK.)
 """
 
 from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Generator, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from itertools import chain, repeat
-from typing import Any, NamedTuple, Never, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
-from dflockd.client.operations import GRACE, PING_PATIENCE, SHARDS_PATIENCE, ShardReport
+from dflockd.client import clock
+from dflockd.client.flow import Flow, Pause
+from dflockd.client.frames import without_frames
+from dflockd.client.operations import (
+    GRACE,
+    PING_PATIENCE,
+    SHARDS_PATIENCE,
+    ShardReport,
+    ping,
+    shards,
+)
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
@@ -153,16 +162,20 @@ class ShardMap:
         self._newer[shard] = _Owned(parse_server(moved.to), moved.epoch)
         return True
 
-    def moved(self, key: bytes, server: Address) -> errors.MovedError | None:
-        """Return what a server would answer about a key if it knew that it is in charge no more."""
+    def check(self, key: bytes, server: Address) -> None:
+        """Return if a server is still in charge of a key, as far as known.
+
+        Raises:
+            MovedError: what it would answer if it knew that it is not.
+        """
         report = self.report
         if report is None:
-            return None
+            return
         shard = _shard_of(key, len(report.shards))
         owner, epoch = self._newer.get(shard) or _owned(report, shard)
         if owner is None or owner == server:
-            return None
-        return errors.MovedError(
+            return
+        raise errors.MovedError(
             f"lock {key.decode()!r} on {server}: the server says nothing, and {owner} is in charge "
             f"of its shard {shard} by now",
             shard=shard,
@@ -214,73 +227,38 @@ def shard_map(seeds: Seeds, secret: bytes | None, tls: ssl.SSLContext | None) ->
     return _maps.setdefault((seeds, secret, tls), ShardMap(seeds))
 
 
-class Ask(NamedTuple):
-    """Ask this server about the key, with so many seconds left to wait (``None``: no end)."""
+R = TypeVar("R")
 
-    server: Address
-    timeout: float | None
-
-
-class Load(NamedTuple):
-    """Ask this server which has which shard, for so many seconds."""
-
-    server: Address
-    known: ShardReport | None = None
-    """What is known already, to be returned if the server says the same."""
-    patience: float = SHARDS_PATIENCE
+Asks: TypeAlias = Callable[[Address, Any, float], Flow[Any]]
+"""Runs an operation at a server that is about that server, for so many seconds."""
 
 
-class SignOfLife(NamedTuple):
-    """Ask this server for a sign of life, for so many seconds."""
-
-    server: Address
-    patience: float = PING_PATIENCE
-
-
-class Pause(NamedTuple):
+def pause(seconds: float) -> Flow[None]:
     """Wait."""
-
-    seconds: float
-
-
-class StepOutcome(NamedTuple):
-    """What came of a step, when. An `Ask` that succeeds is the end of the path instead."""
-
-    now: float
-    error: errors.RemoteError | None = None
-    report: ShardReport | None = None
+    yield Pause(seconds)
 
 
-Leg: TypeAlias = Ask | Load | SignOfLife | Pause
-Path: TypeAlias = Generator[Leg, StepOutcome, Never]
-"""The steps to an answer. It raises the last error when there is nothing else to be done."""
+def follow(pursuit: Pursuit, attempt: Callable[[Address, float | None], Flow[R]]) -> Flow[R]:
+    """Ask the servers that a pursuit gives until one answers.
 
-_Part: TypeAlias = Generator[Leg, StepOutcome, None]
+    Args:
+        pursuit: it.
+        attempt: asks a server, with so many seconds left to wait (``None``: no end).
+
+    Raises:
+        RemoteError: the pursuit has come to its end.
+    """
+    while True:
+        server = yield from pursuit.next()
+        try:
+            return (yield from attempt(server, pursuit.left))
+        except errors.RemoteError as exc:
+            # What is done about it is no context of this error, nor this of other errors.
+            pursuit.refused(exc)
 
 
-def insist(server: Address, until: float, now: float) -> Path:
-    """Ask one server again and again until its answer comes, or the time is over."""
-    for pause in _pauses():
-        outcome = yield Pause(min(pause, max(0.0, until - now)))
-        outcome = yield Ask(server, None)
-        assert outcome.error is not None
-        now = outcome.now
-        if now >= until:
-            raise outcome.error
-    raise AssertionError("there is always another pause")
-
-
-def pursue(
-    shards: ShardMap,
-    key: bytes,
-    until: float | None,
-    now: float,
-    *,
-    first: Address | None = None,
-    refusal: errors.RefusedError | None = None,
-    insists: bool = False,
-) -> Path:
-    """Ask the server that is in charge of a key, wherever that is by now.
+class Pursuit:
+    """Asks the server that is in charge of a key, wherever that is by now.
 
     `error_moved` is followed. A server that is not ready is asked again. If one is shutting down or
     cannot be reached, another is asked for the map. At the end of the time the last refusal is
@@ -288,132 +266,173 @@ def pursue(
     made and the map is loaded once, without a wait.
 
     Args:
-        shards: the map, which learns.
+        shards: the map, which learns; ``None`` without a cluster: `first` is asked again, once if
+            this does not insist.
         key: what is asked about.
         until: monotonic time at which it ends; ``None`` for never.
-        now: monotonic time.
+        asks: what servers are asked about themselves with.
         first: whom to ask first, whatever the map says.
         refusal: what that server has said already.
         insists: go on until then even if no server can be reached, or one answers nonsense, and
             ask nobody any more then: it is about a lease. Else these errors are raised at once.
+        pause: waits for so many seconds.
     """
-    return _Pursuit(shards, key, until, now, insists).path(first, refusal)
-
-
-def glance(
-    shards: ShardMap,
-    key: bytes,
-    server: Address,
-    is_waiting: bool,
-    now: float,
-    until: float | None = None,
-) -> Path:
-    """Look once at a server that has not answered yet: is it alive, is it still in charge?
-
-    It ends with an `Ask`: the answer may still come, and its `timeout` says after how many seconds to
-    look again. Or with a `MovedError`: others say that one of them is in charge.
-
-    Args:
-        shards: the map, which learns.
-        key: what the server was asked about.
-        server: it.
-        is_waiting: whether it is right to say nothing as long as it is alive.
-        now: monotonic time.
-        until: when nobody waits for that answer any more: then nothing is left to be found out.
-    """
-    return _Pursuit(shards, key, until, now, insists=True).glance(server, is_waiting)
-
-
-class _Pursuit:
-    """The state of `pursue` and `glance`."""
 
     def __init__(
-        self, shards: ShardMap, key: bytes, until: float | None, now: float, insists: bool
+        self,
+        shards: ShardMap | None,
+        key: bytes,
+        until: float | None,
+        asks: Asks,
+        *,
+        first: Address | None = None,
+        refusal: errors.RemoteError | None = None,
+        insists: bool = False,
+        pause: Callable[[float], Flow[None]] = pause,
     ) -> None:
-        self._map = shards
+        self._shards = shards
         self._key = key
         self._until = until
-        self._now = now
+        self._asks = asks
+        self._server = first
         self._insists = insists
-        self._error: errors.RemoteError | None = None
-        """The last refusal."""
+        self._wait = pause
+        self._asked = clock.now()
+        """When the latest server was given."""
+        self._error = refusal
+        """The last refusal. Without the frames that it came through, and nowhere else once it is
+        raised: see `dflockd.client.frames`."""
         self._suspects: set[Address] = set()
         self._reloads = 0
         self._calm()
 
-    def path(self, server: Address | None, error: errors.RemoteError | None) -> Path:
-        if server is None:
+    @property
+    def left(self) -> float | None:
+        """Seconds to its end; ``None`` if there is none."""
+        return None if self._until is None else max(0.0, self._until - clock.now())
+
+    def next(self) -> Flow[Address]:
+        """Return whom to ask next.
+
+        Raises:
+            RemoteError: there is nobody: the last refusal is the last word.
+        """
+        if self._error is not None:
+            yield from self._go_on()
+        elif self._server is None:
             if not self._map.servers:
                 yield from self._load()
-            server = self._map.whom_to_ask(self._key)
-        self._server, asked = server, self._now
-        while True:
-            if error is None:
-                if self._error is not None and (self._insists or self._is_late()):
-                    self._check_time()  # it is a holder whose lease has ended, or has asked for long
-                asked = self._now
-                error = (yield from self._do(Ask(self._server, self._left()))).error
-                assert error is not None
-            self._error = error
-            if self._now - asked > SETTLED:
-                self._calm()
-            if isinstance(error, errors.MovedError) and self._map.heed(
-                error, self._server, self._now
-            ):
-                yield from self._hop(error)
-            elif isinstance(error, errors.RecoveringError):
-                yield from self._stay(error)
-            elif self._insists or isinstance(error, PASSING):
-                yield from self._look_elsewhere(asked)
-            else:
-                raise error
-            error = None
+            self._server = self._map.whom_to_ask(self._key)
+        self._asked = clock.now()
+        assert self._server is not None
+        return self._server
 
-    def glance(self, server: Address, is_waiting: bool) -> Path:
-        is_alive = (yield from self._sign_of_life(server)) if is_waiting else False
+    def refused(self, error: errors.RemoteError) -> None:
+        """Take in what the server said that was given last."""
+        self._error = without_frames(error)
+
+    def glance(self, server: Address, is_waiting: bool) -> Flow[float]:
+        """Look at a server that has not answered yet: is it alive, is it still in charge?
+
+        Nothing is left to be found out once the time is over, for nobody waits for the answer any more.
+
+        Args:
+            server: it.
+            is_waiting: whether it is right to say nothing as long as it is alive.
+
+        Returns:
+            After how many seconds to look again: the answer may still come.
+
+        Raises:
+            MovedError: others say that one of them is in charge.
+        """
+        is_alive = (yield from self._is_alive(server)) if is_waiting else False
         if is_alive is False:
             self._suspects.add(server)
-            if self._now - self._map.loaded_at > RELOAD_EVERY and not self._is_over():
+            if not self._is_over() and self._is_old():
                 yield from self._ask_around(but=server)
-            if (moved := self._map.moved(self._key, server)) is not None:
-                raise moved
-        yield Ask(server, LOOK_EVERY if is_alive else LOOK_AGAIN)
-        raise AssertionError("it is the end of the path")
+            self._map.check(self._key, server)
+        return LOOK_EVERY if is_alive else LOOK_AGAIN
 
-    def _sign_of_life(self, server: Address) -> Generator[Leg, StepOutcome, bool | None]:
-        """Ask for one, unless another of this process has done so, or is about to."""
-        looked_at, is_alive = self._map.signs.get(server, (float("-inf"), None))
-        if self._now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
+    @property
+    def _map(self) -> ShardMap:
+        assert self._shards is not None
+        return self._shards
+
+    def _go_on(self) -> Flow[None]:
+        """Turn to the next server after a refusal."""
+        assert self._server is not None
+        now = clock.now()
+        if now - self._asked > SETTLED:
+            self._calm()
+        error = self._error
+        try:
+            if self._shards is None:
+                yield from self._repeat(isinstance(error, errors.UnreachableError))
+            elif isinstance(error, errors.MovedError) and self._shards.heed(
+                error, self._server, now
+            ):
+                yield from self._hop(parse_server(error.to))
+            elif isinstance(error, errors.RecoveringError):
+                yield from self._stay(error.retry_s)
+            elif self._insists or isinstance(error, PASSING):
+                yield from self._look_elsewhere()
+            else:
+                raise self._last_word()
+            if self._insists or self._is_late():
+                self._check_time()  # it is a holder whose lease has ended, or has asked for long
+        finally:
+            error = None  # it may be raised from here
+
+    def _is_alive(self, server: Address) -> Flow[bool | None]:
+        """Ask for a sign of life, unless another of this process has done so, or is about to."""
+        signs, now = self._map.signs, clock.now()
+        looked_at, is_alive = signs.get(server, (float("-inf"), None))
+        if now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
             return is_alive
-        self._map.signs[server] = self._now, None
-        left = self._left()
+        signs[server] = now, None
+        left = self.left
         patience = PING_PATIENCE if left is None else min(PING_PATIENCE, left)
-        is_alive = (yield from self._do(SignOfLife(server, patience))).error is None
-        self._map.signs[server] = self._now, is_alive
+        try:
+            yield from self._asks(server, ping, patience)
+        except errors.RemoteError:
+            is_alive = False
+        else:
+            is_alive = True
+        signs[server] = clock.now(), is_alive
         return is_alive
 
     def _calm(self) -> None:
         self._hops = self._refusals = 0
         self._pauses = _pauses()
 
-    def _hop(self, moved: errors.MovedError) -> _Part:
+    def _repeat(self, may_pass: bool) -> Flow[None]:
+        """Turn to the same server again, which there is no other for."""
+        if not self._insists and (self._hops or not may_pass):
+            raise self._last_word()
+        self._hops += 1
+        yield from self._pause(next(self._pauses))
+
+    def _hop(self, to: Address) -> Flow[None]:
         self._hops += 1
         if self._hops > MAX_HOPS:
             yield from self._pause(next(self._pauses))
-        self._server = parse_server(moved.to)
+        self._server = to
 
-    def _stay(self, error: errors.RecoveringError) -> _Part:
+    def _stay(self, retry_s: float) -> Flow[None]:
+        assert self._server is not None
         self._refusals += 1
-        yield from self._pause(min(max(error.retry_s, SHORTEST_RETRY), LONGEST_RETRY))
-        if self._refusals % RECHECK == 0 and self._now - self._map.loaded_at > RELOAD_EVERY:
+        yield from self._pause(min(max(retry_s, SHORTEST_RETRY), LONGEST_RETRY))
+        if self._refusals % RECHECK == 0 and self._is_old():
             self._suspects = {self._server}
             if (yield from self._ask_around()) is None:
                 self._server = self._map.whom_to_ask(self._key)
 
-    def _look_elsewhere(self, asked: float) -> _Part:
+    def _look_elsewhere(self) -> Flow[None]:
+        assert self._server is not None
         self._suspects.add(self._server)
         # Others of this process may have done so meanwhile.
-        good_since = self._now - RELOAD_EVERY if self._reloads else asked
+        good_since = clock.now() - RELOAD_EVERY if self._reloads else self._asked
         if self._map.loaded_at < good_since:
             if self._reloads:
                 self._check_time()
@@ -424,7 +443,7 @@ class _Pursuit:
             self._suspects.clear()
         self._server = server
 
-    def _load(self) -> _Part:
+    def _load(self) -> Flow[None]:
         """Load the map.
 
         Raises:
@@ -441,11 +460,10 @@ class _Pursuit:
                     server=str(self._map.seeds),
                 ) from error
             self._error = self._error or error
+            del error  # which may be raised from here
             yield from self._pause(next(self._pauses))
 
-    def _ask_around(
-        self, but: Address | None = None
-    ) -> Generator[Leg, StepOutcome, errors.RemoteError | None]:
+    def _ask_around(self, but: Address | None = None) -> Flow[errors.RemoteError | None]:
         """Ask one server after another for the map; return why none could answer.
 
         Args:
@@ -454,42 +472,41 @@ class _Pursuit:
         if (yield from self._leave_to_others()):
             self._reloads += 1
             return None
-        self._map.loading_until = self._now + LOAD_TURN
+        self._map.loading_until = clock.now() + LOAD_TURN
         try:
             return (yield from self._ask_in_turn(but))
         finally:
-            self._map.loading_until = self._now
+            self._map.loading_until = clock.now()
 
-    def _ask_in_turn(
-        self, but: Address | None
-    ) -> Generator[Leg, StepOutcome, errors.RemoteError | None]:
+    def _ask_in_turn(self, but: Address | None) -> Flow[errors.RemoteError | None]:
         over = None
         if but is not None:
-            over = self._now
+            over = clock.now()
         elif self._until is not None and not self._insists:
             over = self._until + GRACE
         refusals: list[errors.RemoteError] = []
         sources = [each for each in self._map.sources(self._suspects) if each != but]
         for server in sources:
-            patience = SHARDS_PATIENCE
+            patience, now = SHARDS_PATIENCE, clock.now()
             if over is not None:
-                if self._now >= over and len(refusals) >= ASKED_AT_LEAST:
+                if now >= over and len(refusals) >= ASKED_AT_LEAST:
                     break
                 if but is not None and self._is_over():
                     break
                 # Each of the few that must be asked has its share.
                 share = max(1, min(ASKED_AT_LEAST, len(sources)) - len(refusals))
-                patience = min(patience, max(0.0, over - self._now) / share)
-            load = Load(server, self._map.report, patience)
-            _, error, report = yield from self._do(load)
-            if report is not None:
-                self._map.update(report, server, self._now)
+                patience = min(patience, max(0.0, over - now) / share)
+            loading = partial(shards, known=self._map.report)
+            try:
+                report: ShardReport = yield from self._asks(server, loading, patience)
+            except errors.RemoteError as exc:
+                if not (self._insists or isinstance(exc, PASSING)):
+                    raise
+                refusals.append(without_frames(exc))
+            else:
+                self._map.update(report, server, clock.now())
                 self._reloads += 1
                 return None
-            assert error is not None
-            if not (self._insists or isinstance(error, PASSING)):
-                raise error
-            refusals.append(error)
         # What one that can be reached has said is worth more.
         return min(
             refusals,
@@ -497,42 +514,45 @@ class _Pursuit:
             default=errors.UnreachableError("there is no other server to ask"),
         )
 
-    def _leave_to_others(self) -> Generator[Leg, StepOutcome, bool]:
+    def _leave_to_others(self) -> Flow[bool]:
         """Return whether others of this process have loaded the map while they were waited for."""
-        began = self._now
+        began = clock.now()
         until = began + LOAD_TURN
         if self._until is not None:
             until = min(until, self._until)
-        while self._now < min(until, self._map.loading_until):
-            yield from self._do(Pause(min(LOAD_LOOK, until - self._now)))
+        while (now := clock.now()) < min(until, self._map.loading_until):
+            yield from self._wait(min(LOAD_LOOK, until - now))
             if self._map.loaded_at >= began:
                 return True
         return False
 
-    def _pause(self, seconds: float) -> _Part:
+    def _pause(self, seconds: float) -> Flow[None]:
         self._check_time()
-        left = self._left()
-        seconds *= random.uniform(1, 1 + JITTER)
-        yield from self._do(Pause(seconds if left is None else min(seconds, left)))
+        left = self.left
+        if (
+            self._shards is not None
+        ):  # else one finds out for all: see `dflockd.client.release.Turn`
+            seconds *= random.uniform(1, 1 + JITTER)
+        yield from self._wait(seconds if left is None else min(seconds, left))
 
-    def _do(self, step: Leg) -> Generator[Leg, StepOutcome, StepOutcome]:
-        outcome = yield step
-        self._now = outcome.now
-        return outcome
+    def _is_old(self) -> bool:
+        """Whether the map is."""
+        return clock.now() - self._map.loaded_at > RELOAD_EVERY
 
     def _is_over(self) -> bool:
-        return self._until is not None and self._now >= self._until
+        return self._until is not None and clock.now() >= self._until
 
     def _is_late(self) -> bool:
-        return self._until is not None and self._now >= self._until + GRACE
+        return self._until is not None and clock.now() >= self._until + GRACE
 
     def _check_time(self) -> None:
         if self._is_over():
-            assert self._error is not None
-            raise self._error
+            raise self._last_word()
 
-    def _left(self) -> float | None:
-        return None if self._until is None else max(0.0, self._until - self._now)
+    def _last_word(self) -> errors.RemoteError:
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
 
 def _pauses() -> Iterator[float]:

@@ -21,18 +21,23 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, flows, forks, operations, outage
-from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
+from dflockd.client import clock, forks, operations, outage
+from dflockd.client.connection import Connection, Route
+from dflockd.client.conversation import Heard, ask, talk
+from dflockd.client.flow import Flow, Hear, Pause
 from dflockd.client.frames import without_frames
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
+from dflockd.client.requester import ANSWER_PATIENCE, Begin, Requester
 from dflockd.client.routing import PASSING, ShardMap
-from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
 from dflockd.wire import GRANTED
+
+if TYPE_CHECKING:
+    from dflockd.client.process import GreenProcess, Process
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -70,22 +75,21 @@ BUSY = 0.001
 BUSY_AT_MOST = 1.0
 """Seconds after which that connection is done without: its thread stands still for some reason."""
 
+R = TypeVar("R")
+
 logger = logging.getLogger("dflockd.client")
 
 First: TypeAlias = Callable[[Target, float | None], Exchange]
 """The first request of an operation, with its timeout, by nobody in particular."""
 
-Heard: TypeAlias = "bytes | Exception | None"
-"""The reply to a request, or what went wrong instead, or nothing yet."""
-
 Give: TypeAlias = Callable[[Target, bytes], Operation[bool]]
 
 Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
 """The claim of a call that is to end what there is when it begins: a lease, or a position by its
-`Session.waiter`. It is made without any call, so that nothing comes between."""
+`LockSession.waiter`. It is made without any call, so that nothing comes between."""
 
 
-class Session(Asker):
+class LockSession(Requester):
     """One lock object's dealings with servers.
 
     Its flows are driven by the caller. After any exception, whatever it is, the caller of a flow that
@@ -102,7 +106,7 @@ class Session(Asker):
             who asks: those that are known; ``None`` for those who are not to be remembered.
     """
 
-    queued: Link | None = None
+    queued: Connection | None = None
     """The connection on which a position is waited for, between `enqueue` and `wait`."""
     ticket: str | None = None
     """The ticket that a `wait` has left."""
@@ -115,7 +119,7 @@ class Session(Asker):
         route: Route,
         renew_ratio: float,
         shards: ShardMap | None,
-        home: Callable[[], Home],
+        home: Callable[[], Process | GreenProcess],
         on_lost: Callable[[], Callable[[], object]] | None = None,
         beginnings: dict[Any, Exchange] | None = None,
     ) -> None:
@@ -209,7 +213,7 @@ class Session(Asker):
         timeout: float | None,
         request: First = operations.to_acquire,
         progress: Progress | None = None,
-    ) -> Link | None:
+    ) -> Connection | None:
         """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none.
 
         Or an `enqueue`, by `operations.to_enqueue`. A position that is or was kept is in `progress`.
@@ -243,7 +247,9 @@ class Session(Asker):
         link.ask(first.request, clock.now())
         return link
 
-    def is_granted(self, claim: object, link: Link, line: bytes, word: bytes = GRANTED) -> bool:
+    def is_granted(
+        self, claim: object, link: Connection, line: bytes, word: bytes = GRANTED
+    ) -> bool:
         """Hold the lock if the reply to `ask` is its grant; ``False`` if a flow is to go on."""
         grant = operations.granted_at_once(line, link.asked_at, clock.now(), word)
         if grant is None:
@@ -251,7 +257,7 @@ class Session(Asker):
         link.rested = False
         return self._settle(grant, claim)
 
-    def hand_back(self, claim: Ending) -> Link | None:
+    def hand_back(self, claim: Ending) -> Connection | None:
         """Begin a `release` of what is certainly held; return the connection, or ``None``."""
         lease, now = self.lease, clock.now()
         if lease is None or self.shards is not None or not lease.is_held_at(now):
@@ -268,7 +274,7 @@ class Session(Asker):
         link.ask(operations.to_release(lease.target, lease.token), now)
         return link
 
-    def is_released(self, link: Link, line: bytes) -> bool:
+    def is_released(self, link: Connection, line: bytes) -> bool:
         """Be free if the reply to `hand_back` says so; ``False`` if a flow is to go on."""
         if line != operations.DONE:
             return False
@@ -282,28 +288,43 @@ class Session(Asker):
 
     # Flows that begin something.
 
-    def _go_on(
+    def _begun(
         self,
         claim: object,
-        begin: Begin[Grant | None],
+        begin: Begin[R],
         timeout: float | None,
-        link: Link,
-        reply: Heard,
-    ) -> Flow[Grant | None]:
-        """Go on with what `ask` has begun."""
-        if self._owner.get("by") is not claim:
-            raise self._cancelled()
-        operation = begin(self.target, timeout)
-        next(operation)  # that has been asked
-        talk = Talk(link, operation, operations.give_up_at(timeout, link.asked_at))
-        talk.under_way = self.asked, link.asked_at, reply
-        return self._ask_twice(begin, timeout, talk, None)
+        asked: Connection | None = None,
+        reply: Heard = None,
+        progress: Progress | None = None,
+    ) -> Flow[R]:
+        """Begin something, or go on with what `ask` has begun. For the arguments see `acquire`."""
+        if progress is not None:
+            begin = _with_progress(begin, progress)
+        if asked is None:
+            self._take_possession(claim)
+            flow = self._begin(begin, timeout)
+        else:
+            if self._owner.get("by") is not claim:
+                raise self._cancelled()
+            until = operations.give_up_at(timeout, asked.asked_at)
+            under_way = self.asked, asked.asked_at, reply
+            flow = self._ask(begin, timeout, until, None, asked, under_way)
+        self.ticket = None
+        return self._in_order(claim, flow)
+
+    def _in_order(self, claim: object, flow: Flow[R]) -> Flow[R]:
+        """Be free after a refusal that leaves the connection as good as before."""
+        try:
+            return (yield from flow)
+        except errors.IN_ORDER:
+            self._settle(None, claim)
+            raise
 
     def acquire(
         self,
         claim: object,
         timeout: float | None,
-        asked: Link | None = None,
+        asked: Connection | None = None,
         reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
@@ -316,18 +337,8 @@ class Session(Asker):
             reply: ... and what has come since.
             progress: of who takes up a position, or is to keep one.
         """
-        begin = partial(_with_progress, operations.acquire, progress)
-        if asked is None:
-            self._take_possession(claim)
-            begun = self._begin(begin, timeout)
-        else:
-            begun = self._go_on(claim, begin, timeout, asked, reply)
-        self.ticket = None
-        try:
-            grant = yield from begun
-        except errors.IN_ORDER:
-            self._settle(None, claim)  # the server has answered in order
-            raise
+        begun = self._begun(claim, operations.acquire, timeout, asked, reply, progress)
+        grant = yield from begun
         if progress is not None:
             self.ticket = progress.kept.decode() or None
         return self._settle(grant, claim)
@@ -336,23 +347,13 @@ class Session(Asker):
         self,
         claim: object,
         timeout: float | None,
-        asked: Link | None = None,
+        asked: Connection | None = None,
         reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
-        begin = partial(_with_progress, operations.line_up_for, progress)
-        if asked is None:
-            self._take_possession(claim)
-            begun = self._begin(begin, timeout)
-        else:
-            begun = self._go_on(claim, begin, timeout, asked, reply)
-        self.ticket = None
-        try:
-            grant = yield from begun
-        except errors.IN_ORDER:
-            self._settle(None, claim)
-            raise
+        begun = self._begun(claim, operations.line_up_for, timeout, asked, reply, progress)
+        grant = yield from begun
         if grant is not None:
             return self._settle(grant, claim)
         self._line_up(self._own(claim))
@@ -374,31 +375,28 @@ class Session(Asker):
             raise self._not_enqueued()
         self.asking.guard = None
         owner = self._owner.get("by")
-        try:
-            grant = yield from self._wait_on(self.asking, timeout, progress)
-        except errors.IN_ORDER:
-            self._settle(None, owner)  # its process has asked again on another connection
-            raise
+        # Its process may have asked again on another connection: then nothing is left here.
+        grant = yield from self._in_order(owner, self._wait_on(self.asking, timeout, progress))
         self.ticket = progress.kept.decode() or None
         return self._settle(grant, owner)
 
-    def _wait_on(self, link: Link, timeout: float | None, progress: Progress) -> Flow[Grant | None]:
+    def _wait_on(
+        self, link: Connection, timeout: float | None, progress: Progress
+    ) -> Flow[Grant | None]:
         if self.shards is not None:
             # It begins with the wait for this position.
-            return self._follow(self.shards, operations.acquire, timeout, link, progress)
+            return self._follow(operations.acquire, timeout, link, progress)
         target = self._knowing(link)._replace(progress=progress)
         until = operations.give_up_at(timeout, clock.now())
         return self._talk(link, operations.wait(target, timeout), until, None)
 
     def adopt(self, claim: object, token: bytes) -> Flow[bool]:
         """Take over a hold by its token; ``False`` if it is no more."""
-        self._take_possession(claim)
 
         def begin(target: Target, _: float | None) -> Operation[Grant | None]:
             return operations.confirm(target, token, target.lease)
 
-        grant = yield from self._begin(begin, ANSWER_PATIENCE)
-        return self._settle(grant, claim)
+        return self._settle((yield from self._begun(claim, begin, ANSWER_PATIENCE)), claim)
 
     @property
     def asked_first(self) -> Address:
@@ -426,26 +424,21 @@ class Session(Asker):
         """
 
         def begin(target: Target, _: float | None) -> Operation[bytes]:
-            return operations.line_up(target._replace(progress=progress), turn)
+            return operations.line_up(target, turn)
 
-        self._take_possession(claim)
-        try:
-            ticket = yield from self._begin(begin, 0)
-        except errors.IN_ORDER:
-            self._settle(None, claim)
-            raise
+        ticket = yield from self._begun(claim, begin, 0, progress=progress)
         self._line_up(self._own(claim))
         self._end_request()
         return ticket
 
     def stay(self, timeout: int | None, progress: Progress) -> Flow[bool]:
         """Wait for the end of the position; whether somebody has taken it up."""
-        link, shards, claim = self.queued, self.shards, self._owner.get("by")
+        link, claim = self.queued, self._owner.get("by")
         assert link is not None
-        look = None if shards is None else partial(self._look, shards, link.route)
+        look = None if self.shards is None else partial(self._look, None)
         target = self.target._replace(progress=progress)
         try:
-            is_taken_up = yield from flows.talk(link, operations.stay(target, timeout), None, look)
+            is_taken_up = yield from talk(link, operations.stay(target, timeout), None, look)
         except errors.IN_ORDER:
             self._leave_queue(claim)  # its process has asked again on another connection
             raise
@@ -457,7 +450,7 @@ class Session(Asker):
         """Say that the turn of the position could not be used; its own connection is not asked."""
         begin = partial(operations.pass_on, ticket=ticket)
         pool = self._home().pool
-        yield from flows.ask(pool, route, begin, self.target.at(route.address), ANSWER_PATIENCE)
+        yield from ask(pool, route, begin, self.target.at(route.address), ANSWER_PATIENCE)
 
     def _leave_queue(self, claim: object) -> None:
         """Be free: there is no position any more."""
@@ -504,12 +497,8 @@ class Session(Asker):
             return False
         reactor = self._home().reactor
         if reactor.cannot_be_awaited():
-            raise errors.LocalError(
-                f"lock {self._name!r} cannot be renewed here: this thread renews all locks, and "
-                "would wait for itself",
-                key=self._name,
-                server=self.target.server,
-            )
+            why = "this thread renews all locks, and would wait for itself"
+            raise self._error(errors.LocalError, f" cannot be renewed here: {why}")
         renewal = Renewal(seconds)
         lease.ask(renewal)
         reactor.renew(lease)
@@ -558,7 +547,7 @@ class Session(Asker):
     def release(
         self,
         claim: Ending,
-        asked: Link | None = None,
+        asked: Connection | None = None,
         reply: Heard = None,
         give: Give = operations.release,
     ) -> Flow[bool]:
@@ -586,23 +575,14 @@ class Session(Asker):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        link, released = lease.take() if asked is None else asked, None
+        # Somebody may have been told of a renewal while the reactor is still at it.
+        link = (yield from self._taken(lease, claim)) if asked is None else asked
+        under_way = None if asked is None else (asked.asked_at, reply)
+        patience = min(lease.left, RELEASE_PATIENCE)
         try:
-            if link is not None and not link.closed and self.shards is None:
-                self.telling = link
-                began = clock.now() if asked is None else asked.asked_at
-                until = began + RELEASE_PATIENCE
-                try:
-                    talk = Talk(link, give(self._knowing(link), lease.token), until)
-                    if asked is not None:
-                        talk.under_way = next(talk.operation), link.asked_at, reply
-                    released = yield talk
-                except errors.UnreachableError as exc:
-                    if isinstance(exc.__cause__, TimeoutError):
-                        raise
-            if released is None:
-                # It broke: the server may wait for a renewal, all the lease long. Say that none comes.
-                released, link = yield from self._give_back(lease, claim, link, give)
+            released, link = yield from self._tell(
+                lambda target, _: give(target, lease.token), link, patience, under_way
+            )
         except errors.RemoteError as exc:
             released = False
             level = outage.level(self.server)
@@ -638,11 +618,9 @@ class Session(Asker):
             return
         lease = self.lease
         if lease is None or lease.state != LOST or not lease.forget(claim):
-            raise errors.AlreadyHeldError(
-                f"lock {self._name!r} is already held or waited for by this object: "
-                "release it first, or make another object",
-                key=self._name,
-                server=self.target.server,
+            remedy = "release it first, or make another object"
+            raise self._error(
+                errors.AlreadyHeldError, f" is already held or waited for by this object: {remedy}"
             )
         self._owner["by"] = claim
         lease.lose(UNRENEWED)
@@ -659,14 +637,14 @@ class Session(Asker):
 
     # The parts of flows.
 
-    def _own(self, claim: object) -> Link:
+    def _own(self, claim: object) -> Connection:
         """Return the connection of the request under way, unless somebody has abandoned that."""
         link = self.asking
         if link is None or self._owner.get("by") is not claim:
             raise self._cancelled()
         return link
 
-    def _line_up(self, link: Link) -> None:
+    def _line_up(self, link: Connection) -> None:
         """Stand in the queue on a connection, which ends once this session is forgotten."""
         link.guard = weakref.ref(self, lambda _: link.close())
         self.waiter = {}
@@ -699,7 +677,7 @@ class Session(Asker):
                 link.close()
             raise self._cancelled()
 
-    def _taken(self, lease: Lease, claim: object | None) -> Flow[Link | None]:
+    def _taken(self, lease: Lease, claim: object | None) -> Flow[Connection | None]:
         """Take the connection of a lease; ``None`` if it is over, or has none.
 
         Args:
@@ -710,49 +688,27 @@ class Session(Asker):
         """
         began = clock.now()
         while (link := lease.take()) is None:
-            if lease.is_over and (claim is None or not lease.is_ended_by(claim)):
+            if lease.state == LOST or (lease.is_over and not lease.is_ended_by(claim)):
                 return None
             if lease.is_away:
                 if claim is not None:
                     return None
             elif lease.link.closed or clock.now() - began > BUSY_AT_MOST:
                 return None
-            if lease.state == LOST:
-                return None
             if self._home().reactor.cannot_be_awaited():
                 return None
             yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link
 
-    def _give_back(
-        self, lease: Lease, claim: object, link: Link | None, give: Give
-    ) -> Flow[tuple[bool, Link]]:
-        """Release a lease wherever its server can be reached, if its connection is of no use."""
-        if link is None:
-            link = yield from self._taken(lease, claim)
-        elif link.closed:
-            link = None
-        patience = RELEASE_PATIENCE if self.shards is None else min(lease.left, RELEASE_PATIENCE)
-        return (yield from self._tell(lambda target, _: give(target, lease.token), link, patience))
-
     # Small things.
 
     def _not_enqueued(self) -> errors.NotEnqueuedError:
-        return errors.NotEnqueuedError(
-            f"lock {self._name!r}: wait() needs a position in the queue: call enqueue() first",
-            key=self._name,
-            server=self.target.server,
-        )
+        text = ": wait() needs a position in the queue: call enqueue() first"
+        return self._error(errors.NotEnqueuedError, text)
 
     def _lost_error(self, what: str) -> errors.LockLostError:
-        return errors.LockLostError(
-            f"lock {self._name!r} on {self.target.server} {what}",
-            key=self._name,
-            server=self.target.server,
-        )
+        return self._error(errors.LockLostError, f" on {self.target.server} {what}")
 
 
-def _with_progress(
-    begin: Begin[Grant | None], progress: Progress | None, target: Target, timeout: float | None
-) -> Operation[Grant | None]:
-    return begin(target if progress is None else target._replace(progress=progress), timeout)
+def _with_progress(begin: Begin[R], progress: Progress) -> Begin[R]:
+    return lambda target, timeout: begin(target._replace(progress=progress), timeout)

@@ -13,7 +13,7 @@ from dflockd.cluster.tenures import Stage, Tenure, Tenures
 from dflockd.cluster.transactions import Kind, Transaction, take
 from dflockd.cluster.view import FLOOR_MARGIN, MAX_EPOCH, NODES, SHARDS
 from dflockd.shards import Get, Outcome, Record, RevisionIs, ShardRecord, ValueIs
-from dflockd.shards.store import Compare, Operation
+from dflockd.shards.store import Compare, StoreOperation
 from dflockd.table import Snapshot
 
 EPOCH_SHIFT = 40
@@ -55,7 +55,7 @@ class Claims:
         """Return the transaction that takes some shards over, if there is one left to be claimed."""
         view = self._view
         compares: list[Compare] = [condition]
-        operations: list[Operation] = []
+        operations: list[StoreOperation] = []
         tenures = []
         for shard in take(self.queue):
             record = view.records[shard]

@@ -42,7 +42,7 @@ _CONDITIONS = {
     Condition.UNASSIGNED: "without a server",
 }
 
-Command: TypeAlias = Callable[[Cluster, argparse.Namespace], Awaitable[None]]
+AsyncCommand: TypeAlias = Callable[[Cluster, argparse.Namespace], Awaitable[None]]
 
 
 class UsageError(ValueError):
@@ -59,14 +59,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: they are wrong.
     """
-    parser = _Parser(prog="dflockd cluster", description=__doc__, allow_abbrev=False)
+    parser = _ClusterParser(prog="dflockd cluster", description=__doc__, allow_abbrev=False)
     _add_settings(parser)
     # Before the command and behind it: what is not said there leaves alone what was said before.
-    settings = _Parser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    settings = _ClusterParser(
+        add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False
+    )
     _add_settings(settings)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: AsyncCommand, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(
             name, help=text, description=text, parents=[settings], allow_abbrev=False
         )
@@ -321,6 +323,6 @@ def _share(text: str) -> float:
     return share
 
 
-class _Parser(argparse.ArgumentParser):
+class _ClusterParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help tells more)")

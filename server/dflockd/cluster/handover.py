@@ -11,7 +11,7 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
 from dflockd.cluster.transactions import BATCH, Kind, Transaction, take
 from dflockd.shards import Delete, Put, ValueIs
-from dflockd.shards.store import Compare, Operation
+from dflockd.shards.store import Compare, StoreOperation
 
 MAX_HANDED = 2 * BATCH
 """Shards for each that takes some, handed over and not taken yet, before others follow: none is to
@@ -83,7 +83,7 @@ class HandOver:
     def due(self, condition: ValueIs, now: float) -> Transaction:
         """Hand some shards over. From here on nothing about them changes in the table."""
         compares: list[Compare] = [condition]
-        operations: list[Operation] = []
+        operations: list[StoreOperation] = []
         tenures: list[Tenure] = []
         size = 0
         for shard in take(self.queue):
@@ -133,7 +133,7 @@ class HandOver:
     def clear(self, condition: ValueIs, now: float) -> Transaction:
         """Let go of shards of an earlier life: the next server must wait for their holders."""
         compares: list[Compare] = [condition]
-        operations: list[Operation] = []
+        operations: list[StoreOperation] = []
         shards = list(take(self.foreign))
         for shard in shards:
             record = self._view.records[shard]._replace(current="").with_clean(None).with_parts(0)

@@ -46,7 +46,7 @@ from dflockd.shards import (
 )
 from dflockd.shards.conditions import count_conditions
 from dflockd.shards.keys import FLOORS
-from dflockd.shards.store import Operation, Size
+from dflockd.shards.store import Size, StoreOperation
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
 from dflockd.wire import MapReport, Refusal
 
@@ -234,7 +234,7 @@ class Node:
             *(self.trouble, wait),
         )
 
-    def closing(self, lease: int, now: float) -> list[Operation]:
+    def closing(self, lease: int, now: float) -> list[StoreOperation]:
         """Return what tells other servers of locks that a store that was replaced does not know of.
 
         They are to open no shard at once while the lease lasts, and to begin no epoch again.
@@ -245,7 +245,7 @@ class Node:
         """
         view = self.view
         floor = Put(view.key(FLOORS, self.address), b"%d" % self.claims.beyond())
-        puts: list[Operation] = [floor]
+        puts: list[StoreOperation] = [floor]
         if now < self.leases.hopeless_at:
             puts.append(Put(view.closed, self.address.encode(), lease))
         return puts

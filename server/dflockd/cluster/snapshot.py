@@ -15,7 +15,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
-from dflockd.table import HoldRecord, NewestRecord, Reservation, Snapshot, WaiterRecord
+from dflockd.table import HoldRecord, NewestRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.rates import RateRecord
 from dflockd.wire import MAX_LIMIT, MAX_SECONDS, FairGroup, Space
 from dflockd.wire.tokens import MAX_FENCE
@@ -81,7 +81,7 @@ def _of_waiter(waiter: WaiterRecord, now: float) -> _Row:
     reservation, group = waiter.reservation, waiter.group
     if reservation is not None:
         due, hold, until = reservation
-        reservation = Reservation(round(due - now, 3), _long(hold), _long(until - now))
+        reservation = ReservedPosition(round(due - now, 3), _long(hold), _long(until - now))
     row = _plain(waiter._replace(since=round(now - waiter.since, 3), reservation=reservation))
     return [*row[:-1], group and (group.name.decode(), group.limit)]
 
@@ -91,7 +91,7 @@ def _waiter(fields: _Row, now: float) -> WaiterRecord:
     reservation = waiter.reservation
     if reservation is not None:
         due, hold, until = reservation
-        reservation = Reservation(now + due, hold, now + until)
+        reservation = ReservedPosition(now + due, hold, now + until)
     return waiter._replace(since=now - waiter.since, reservation=reservation)
 
 
@@ -146,7 +146,7 @@ _HOLD = (
 )
 _WAITER = (
     *(Space, _text, _limit, _text, partial(_whole, MAX_SECONDS), float, _text),
-    *(lambda value: value and Reservation(*value), *_OWNER, _group),
+    *(lambda value: value and ReservedPosition(*value), *_OWNER, _group),
 )
 _RATE = Space, _text, int, float, int, tuple
 _NEWEST = _text, int, _text

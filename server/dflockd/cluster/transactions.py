@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dflockd.cluster.tenures import Tenure
-from dflockd.shards.store import Compare, Operation
+from dflockd.shards.store import Compare, StoreOperation
 
 RETRY = 0.2
 """Seconds before a transaction that was not answered is made again."""
@@ -38,7 +38,7 @@ class Transaction:
     kind: Kind
     made: float
     compares: Sequence[Compare]
-    operations: Sequence[Operation]
+    operations: Sequence[StoreOperation]
     tenures: Sequence[Tenure] = ()
     """The shards that it is about, where they are this server's."""
     shards: Sequence[int] = ()

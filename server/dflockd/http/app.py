@@ -20,7 +20,7 @@ from dflockd.http.desk import BusyError, Desk
 from dflockd.http.gate import Gate, GateHouse
 from dflockd.http.guard import Guard
 from dflockd.http.head import Request
-from dflockd.http.health import Cluster, Door, look, probes_of
+from dflockd.http.health import ClusterHealth, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
 from dflockd.ranking import SORTS
 from dflockd.server import Listener, Server, SparingLog, listen
@@ -79,7 +79,7 @@ class HttpServer:
         options: HttpOptions,
         *,
         journal: Journal | None = None,
-        cluster: Cluster | None = None,
+        cluster: ClusterHealth | None = None,
         door: Door | None = None,
     ) -> None:
         self._server = server
@@ -320,7 +320,7 @@ def _named(request: Request) -> tuple[Space, bytes]:
     return space, key.encode(errors="replace")
 
 
-def _counted(cluster: Cluster) -> Generator[None, None, Mapping[str, int]]:
+def _counted(cluster: ClusterHealth) -> Generator[None, None, Mapping[str, int]]:
     """Return how many shards there are: to count thousands is a step of its own."""
     yield
     return cluster.counts()

@@ -30,7 +30,7 @@ Probe: TypeAlias = Callable[[], Check]
 """Looks at one thing, at once: nobody waits for it."""
 
 
-class Cluster(Protocol):
+class ClusterHealth(Protocol):
     """What is seen of the cluster that a server is in: a `dflockd.cluster.Node`."""
 
     @property
@@ -74,7 +74,9 @@ class Door(Protocol):
         """Why a connection does not reach it; empty if one does, ``None`` before the first."""
 
 
-def probes_of(server: Server, cluster: Cluster | None, door: Door | None = None) -> list[Probe]:
+def probes_of(
+    server: Server, cluster: ClusterHealth | None, door: Door | None = None
+) -> list[Probe]:
     """Return what to look at."""
     probes: list[Probe] = [
         lambda: _listening(server),
@@ -107,7 +109,7 @@ class ShardProbe:
     server that has only just joined must have all of its shards first.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterHealth) -> None:
         self._cluster = cluster
         self._since: dict[tuple[int, int], float] = {}
         self._has_had_all = False
@@ -139,7 +141,7 @@ def _listening(server: Server) -> Check:
     return Check("listening", bool(where), f"on {where}" if where else "not listening")
 
 
-def _not_draining(server: Server, cluster: Cluster | None) -> Check:
+def _not_draining(server: Server, cluster: ClusterHealth | None) -> Check:
     if server.draining:
         return Check("not_draining", False, "shutting down, waiting for holders")
     if cluster is not None and cluster.leaving:
@@ -147,7 +149,7 @@ def _not_draining(server: Server, cluster: Cluster | None) -> Check:
     return Check("not_draining", True, "not draining")
 
 
-def _not_recovering(server: Server, cluster: Cluster | None) -> Check:
+def _not_recovering(server: Server, cluster: ClusterHealth | None) -> Check:
     now = time.monotonic()
     groups = list(server.table.each_partition())
     waits = [group.recovers_until - now for group in groups if group.recovers_until is not None]
@@ -163,7 +165,7 @@ def _not_recovering(server: Server, cluster: Cluster | None) -> Check:
     return Check("not_recovering", not waits or cluster is not None, reason)
 
 
-def _joined(cluster: Cluster) -> Check:
+def _joined(cluster: ClusterHealth) -> Check:
     if cluster.joined:
         return Check("joined", True, f"in the cluster as {cluster.address}")
     return Check("joined", False, f"not in the cluster as {cluster.address}: see the log")
@@ -179,7 +181,7 @@ def _found(door: Door) -> Check:
     return Check("advertised", not door.problem, reason, False)
 
 
-def _store_answers(server: Server, cluster: Cluster) -> Check:
+def _store_answers(server: Server, cluster: ClusterHealth) -> Check:
     ok = server.table.status(time.monotonic()) not in ("cut off", "closed")
     reason = "the store answers"
     if not ok:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
 from dflockd.files import not_after
-from dflockd.http.health import Cluster, Probe, look
+from dflockd.http.health import ClusterHealth, Probe, look
 from dflockd.server import Server, Slices
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
@@ -73,7 +73,7 @@ class ServerCollector:
         probes: Sequence[Probe],
         lag: LoopLag,
         journal: Journal | None,
-        cluster: Cluster | None,
+        cluster: ClusterHealth | None,
         certificates: Mapping[str, str],
     ) -> None:
         self._server = server
@@ -290,7 +290,7 @@ class ServerCollector:
         )
         yield _gauge("dflockd_journal_segments", "Files of the journal.", journal.segments)
 
-    def _shards(self, cluster: Cluster) -> Iterator[Metric]:
+    def _shards(self, cluster: ClusterHealth) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "dflockd_shards", "Shards of this server, by stage.", labels=["stage"]
         )

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 from dflockd.server.log import SparingLog
 from dflockd.table import LockTable
-from dflockd.table.blocking import Look, in_words
+from dflockd.table.blocking import DeadlockSearch, in_words
 
 INTERVAL = 5.0
 """Seconds from one look to the next, while somebody waits."""
@@ -50,7 +50,7 @@ class Deadlocks:
     def look(self, log: SparingLog) -> Generator[None, None, None]:
         """Look, and say in the log what was not there the last time."""
         self._next = math.inf
-        look = Look(self._table.each_partition() if self._table.counts.waiting else ())
+        look = DeadlockSearch(self._table.each_partition() if self._table.counts.waiting else ())
         while not look.step():
             yield
         self._next = time.monotonic() + INTERVAL

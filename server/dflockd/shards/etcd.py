@@ -37,11 +37,11 @@ from dflockd.shards.store import (
     Compare,
     Event,
     Get,
-    Lease,
     Loaded,
-    Operation,
     Outcome,
     Size,
+    StoreLease,
+    StoreOperation,
     check_ttl,
     check_txn,
 )
@@ -120,7 +120,7 @@ class EtcdStore:
     async def txn(
         self,
         compares: Sequence[Compare],
-        operations: Sequence[Operation],
+        operations: Sequence[StoreOperation],
         *,
         timeout: float | None = None,
     ) -> Outcome:
@@ -156,12 +156,12 @@ class EtcdStore:
         finally:
             self._give_up(member)
 
-    async def grant_lease(self, ttl: int) -> Lease:
+    async def grant_lease(self, ttl: int) -> StoreLease:
         """See `Store`."""
         check_ttl(ttl)
         request = rpc.LeaseGrantRequest(TTL=ttl)
         reply = await self._ask(lambda member: member.leases.LeaseGrant, request)
-        return Lease(reply.ID, reply.TTL)
+        return StoreLease(reply.ID, reply.TTL)
 
     async def keep_alive(self, lease: int) -> None:
         """See `Store`."""

@@ -10,10 +10,10 @@ from dflockd.shards.store import (
     Compare,
     Delete,
     Event,
-    Operation,
     Put,
     Record,
     RevisionIs,
+    StoreOperation,
 )
 
 
@@ -35,7 +35,7 @@ def comparison(compare: Compare) -> Any:
     )
 
 
-def request(operation: Operation) -> Any:
+def request(operation: StoreOperation) -> Any:
     """Return an operation."""
     key = operation.key.encode("utf-8")
     if isinstance(operation, Put):

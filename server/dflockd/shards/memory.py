@@ -16,14 +16,14 @@ from dflockd.shards.store import (
     Delete,
     Event,
     Get,
-    Lease,
     Loaded,
-    Operation,
     Outcome,
     Put,
     Record,
     RevisionIs,
     Size,
+    StoreLease,
+    StoreOperation,
     check_ttl,
     check_txn,
 )
@@ -52,7 +52,7 @@ class KeySpace:
         records = {k: r for k, r in sorted(self._records.items()) if k.startswith(prefix)}
         return Loaded(records, self.revision)
 
-    def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+    def txn(self, compares: Sequence[Compare], operations: Sequence[StoreOperation]) -> Outcome:
         """Carry out the operations if all conditions hold. See `Store.txn`."""
         check_txn(compares, operations)
         if not all(map(self._holds, compares)):
@@ -88,12 +88,12 @@ class KeySpace:
                 found.append(events)
         return found[::-1]
 
-    def grant(self, ttl: int, now: float) -> Lease:
+    def grant(self, ttl: int, now: float) -> StoreLease:
         """Make a lease."""
         check_ttl(ttl)
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         self._leases[lease] = ttl, now + ttl
-        return Lease(lease, ttl)
+        return StoreLease(lease, ttl)
 
     def keep_alive(self, lease: int, now: float) -> None:
         """Start a lease anew."""
@@ -172,7 +172,7 @@ class MemoryStore:
     async def txn(
         self,
         compares: Sequence[Compare],
-        operations: Sequence[Operation],
+        operations: Sequence[StoreOperation],
         *,
         timeout: float | None = None,
     ) -> Outcome:
@@ -196,7 +196,7 @@ class MemoryStore:
         finally:
             self._watches.discard(changed)
 
-    async def grant_lease(self, ttl: int) -> Lease:
+    async def grant_lease(self, ttl: int) -> StoreLease:
         """See `Store`."""
         with self._turn() as now:
             return self._space.grant(ttl, now)

@@ -87,7 +87,7 @@ class Get(NamedTuple):
 
 
 Compare: TypeAlias = RevisionIs | ValueIs
-Operation: TypeAlias = Put | Delete | Get
+StoreOperation: TypeAlias = Put | Delete | Get
 
 
 class Outcome(NamedTuple):
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
     records: Mapping[str, Record]
 
 
-class Lease(NamedTuple):
+class StoreLease(NamedTuple):
     """Keys put with this id are deleted `ttl` seconds after the latest `Store.keep_alive`."""
 
     id: int
@@ -137,7 +137,7 @@ class Store(Protocol):
     async def txn(
         self,
         compares: Sequence[Compare],
-        operations: Sequence[Operation],
+        operations: Sequence[StoreOperation],
         *,
         timeout: float | None = None,
     ) -> Outcome:
@@ -164,7 +164,7 @@ class Store(Protocol):
             CompactedError: the store has forgotten some of it.
         """
 
-    async def grant_lease(self, ttl: int) -> Lease:
+    async def grant_lease(self, ttl: int) -> StoreLease:
         """Make a lease of at least `ttl` seconds; the store may make it longer."""
 
     async def keep_alive(self, lease: int) -> None:
@@ -191,7 +191,7 @@ class Store(Protocol):
         """Close the connections. End all calls and watches before."""
 
 
-def check_txn(compares: Sequence[Compare], operations: Sequence[Operation]) -> None:
+def check_txn(compares: Sequence[Compare], operations: Sequence[StoreOperation]) -> None:
     """Refuse what etcd would refuse, before it is sent.
 
     Raises:

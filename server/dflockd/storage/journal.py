@@ -44,7 +44,7 @@ from dflockd.storage.segment import (
     RECORDS,
     SYNCED,
     WORD,
-    Stage,
+    SegmentStage,
     header,
     seed_of,
     word,
@@ -253,7 +253,7 @@ class Journal:
             OSError: it is not there.
         """
         current = self._current
-        self._words[END] = word(current.end, Stage.CLOSED)
+        self._words[END] = word(current.end, SegmentStage.CLOSED)
         current.mapped.close()
         self.sync()
         self._disk.close(current.file)
@@ -340,7 +340,7 @@ class Journal:
         mapped.data[: len(beginning)] = beginning
         if self._number:
             before, end = self._current, self._position
-            self._words[END] = word(end, Stage.TURNED)
+            self._words[END] = word(end, SegmentStage.TURNED)
             before.end = self._ends[self._number] = end
             before.mapped.close()
             # Before it is `_current` no more: see `sync`.

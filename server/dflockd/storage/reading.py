@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dflockd.storage import segment
 from dflockd.storage.disk import Disk
 from dflockd.storage.records import UnknownRecordError
-from dflockd.storage.segment import Content, Stage
+from dflockd.storage.segment import Content, SegmentStage
 from dflockd.storage.state_file import OtherFormatError
 from dflockd.table import HoldRecord, NewestRecord
 from dflockd.table.rates import PackedRecord, RateRecord
@@ -124,7 +124,7 @@ class _Check:
     def closed(self) -> list[Content]:
         """Return the segments of a clean stop."""
         listed = self._journal.closed
-        stages = [Stage.TURNED] * (len(listed) - 1) + [Stage.CLOSED]
+        stages = [SegmentStage.TURNED] * (len(listed) - 1) + [SegmentStage.CLOSED]
         contents = []
         for (number, end), stage in zip(listed, stages, strict=True):
             content = self._sound(number, stage)
@@ -137,7 +137,7 @@ class _Check:
         """Return the segments of a process that was killed."""
         last = max(self._found, default=self._first)
         before, latest = self._found.get(last - 1), self._found.get(last)
-        if before is not None and before.stage is Stage.OPEN and before.flaw is None:
+        if before is not None and before.stage is SegmentStage.OPEN and before.flaw is None:
             # The process had begun the next segment, and not yet written to it.
             if latest is not None and latest.end > segment.RECORDS:
                 raise self._damaged(last - 1, _AT_END)
@@ -145,8 +145,8 @@ class _Check:
         # First those that are there: they know what else there should be.
         for number in sorted(self._found):
             if number < last:
-                self._sound(number, Stage.TURNED)
-        content = self._sound(last, Stage.OPEN, Stage.CLOSED)
+                self._sound(number, SegmentStage.TURNED)
+        content = self._sound(last, SegmentStage.OPEN, SegmentStage.CLOSED)
         return [*(self._content(number) for number in range(self._first, last)), content]
 
     def cut(self) -> None:
@@ -156,7 +156,7 @@ class _Check:
         marked = [number for number, content in self._found.items() if content and content.synced]
         last = max(marked, default=self._first)
         for number in range(self._first, last):
-            self._sound(number, Stage.TURNED)
+            self._sound(number, SegmentStage.TURNED)
         content = self._content(last)
         if content.whole < max(content.synced, segment.RECORDS) or not marked:
             raise self._damaged(last, content.whole)
@@ -169,13 +169,13 @@ class _Check:
             raise self._damaged(number, 0)
         return content
 
-    def _sound(self, number: int, *stages: Stage) -> Content:
+    def _sound(self, number: int, *stages: SegmentStage) -> Content:
         content = self._content(number)
         if content.whole < content.end:
             raise self._damaged(number, content.whole)
         if content.flaw is not None:
             raise self._damaged(number, content.flaw)
-        if content.stage is Stage.TURNED and Stage.TURNED not in stages:
+        if content.stage is SegmentStage.TURNED and SegmentStage.TURNED not in stages:
             raise self._missing(number + 1)
         if content.stage not in stages:
             raise self._damaged(number, _AT_END)

@@ -59,7 +59,7 @@ Name: TypeAlias = int | bytes
 """What a record is about: the fence of a hold, the key of a newest, or the number of some beginnings of
 a rate, below 0. An age is no name: it comes from outside, and may be that of another key."""
 
-Record: TypeAlias = HoldRecord | NewestRecord | RateRecord | PackedRecord | Name
+JournalRecord: TypeAlias = HoldRecord | NewestRecord | RateRecord | PackedRecord | Name
 """See `decode`."""
 
 
@@ -130,7 +130,7 @@ def encode_packed(record: PackedRecord, seed: int) -> bytes:
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
-def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], int]:
+def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[JournalRecord], int]:
     """Read records until one is not whole.
 
     Args:
@@ -146,7 +146,7 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], 
     Raises:
         UnknownRecordError: one is of a later version.
     """
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     packed: dict[int, tuple[int, bytes]] = {}
     """Where the last record of some rates is, and what. It is written anew for each rate that joins
     them: of all these but the last there is nothing to know than that they have ended."""
@@ -167,7 +167,7 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], 
     return records, start
 
 
-def _read(body: bytes) -> Record:
+def _read(body: bytes) -> JournalRecord:
     kind = body[0]
     if kind == _IS_END:
         return int(_END.unpack_from(body)[1])

@@ -26,7 +26,7 @@ import zlib
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from dflockd.storage.records import Record, decode
+from dflockd.storage.records import JournalRecord, decode
 
 MAGIC = b"dflockd journal2"
 
@@ -50,7 +50,7 @@ NOTHING: Final = LOW << 32
 _VALUE = (1 << 30) - 1
 
 
-class Stage(IntEnum):
+class SegmentStage(IntEnum):
     """How far a segment is: part of its word for the end."""
 
     OPEN = 0
@@ -70,7 +70,7 @@ def word(value: int, stage: int = 0) -> int:
 def _value(found: int) -> tuple[int, int] | None:
     """Return the number and the stage that a word stands for, or ``None`` if it is none."""
     low = found & LOW
-    is_sound = found >> 32 == low ^ LOW and low >> 30 <= max(Stage)
+    is_sound = found >> 32 == low ^ LOW and low >> 30 <= max(SegmentStage)
     return (low & _VALUE, low >> 30) if is_sound else None
 
 
@@ -93,14 +93,14 @@ class Content(NamedTuple):
     fence: int
     flaw: int | None
     """Where it is certainly not what was written; its end may not be known then."""
-    stage: Stage
+    stage: SegmentStage
     end: int
     """How far records count."""
     synced: int
     """How much of it must be whole whatever has happened to the machine."""
     first: int
     """Number of the oldest segment that counts, as far as this one knows; 0 if it does not."""
-    records: list[Record]
+    records: list[JournalRecord]
     whole: int
     """How far the records are whole: up to `end`, or less."""
 
@@ -126,7 +126,7 @@ def parse(data: bytes, identity: bytes, generation: int, number: int) -> Content
         if value is None:
             flaw = index * WORD
         values.append(value)
-    end, stage = values[0] or (RECORDS, Stage.OPEN)
+    end, stage = values[0] or (RECORDS, SegmentStage.OPEN)
     synced, first = (value[0] if value is not None else 0 for value in values[1:])
     records, whole = decode(data, RECORDS, min(end, len(data)), seed)
-    return Content(fence, flaw, Stage(stage), end, synced, first, records, whole)
+    return Content(fence, flaw, SegmentStage(stage), end, synced, first, records, whole)

@@ -10,7 +10,7 @@ from dflockd.table.deadlines import Deadlines
 from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
-from dflockd.table.line import Reservation
+from dflockd.table.line import ReservedPosition
 from dflockd.table.newest import Newest, NewestRecord
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
@@ -42,7 +42,7 @@ __all__ = [
     "NewestRecord",
     "Partition",
     "Peer",
-    "Reservation",
+    "ReservedPosition",
     "ShardTable",
     "Snapshot",
     "TokenIssuer",

@@ -43,7 +43,7 @@ def run_of(item: Hold | Waiter) -> bytes:
 
 
 @final
-class Look:
+class DeadlockSearch:
     """One look at a table, in steps, while it changes.
 
     Attributes:

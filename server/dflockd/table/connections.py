@@ -73,10 +73,10 @@ class Connections:
             if not waiter.is_told:  # else that frees a slot: after what falls due now
                 self._stand_down(waiter, now, effects)
         self.slots.expire(now, effects)
-        waiter, peer.told = peer.told, None
-        if waiter is not None and waiter.is_told:
+        last, peer.told = peer.told, None
+        if last is not None and last.is_told:
             # Its process may never have heard of it.
-            self.slots.pass_on(waiter, now, effects)
+            self.slots.pass_on(last, now, effects)
         if peer.process is not None:
             peer.process.connections -= 1
             if not peer.process.connections:

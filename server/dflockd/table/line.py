@@ -37,7 +37,7 @@ class Process:
         first."""
 
 
-class Reservation(NamedTuple):
+class ReservedPosition(NamedTuple):
     """That somebody who waits is away, and what is done until they are back."""
 
     due: float
@@ -68,7 +68,7 @@ class Position(Timed):
     """Whether its run is to count for the rate of the key."""
     process: Process | None
     """Who has to ask before it can have its turn; nobody if it can at any time."""
-    reservation: Reservation | None
+    reservation: ReservedPosition | None
     """What is done for it while it is away."""
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
-from dflockd.table.line import Reservation
+from dflockd.table.line import ReservedPosition
 from dflockd.table.queue import Queue
 from dflockd.table.state import NOBODY, Entry, Partition, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED, WAITING
@@ -49,7 +49,9 @@ class Reservations:
 
     # Away, or with a turn.
 
-    def reserve(self, waiter: Waiter, ticket: bytes, reservation: Reservation, now: float) -> None:
+    def reserve(
+        self, waiter: Waiter, ticket: bytes, reservation: ReservedPosition, now: float
+    ) -> None:
         """Keep the position of a waiter in the queue whose peer leaves it."""
         owners.discard(waiter.entry, waiter)
         waiter.away_age, waiter.owner = waiter.age, None

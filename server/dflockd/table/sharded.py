@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from dflockd.table import owners, recovery, superseding
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
-from dflockd.table.line import Process, Reservation
+from dflockd.table.line import Process, ReservedPosition
 from dflockd.table.newest import NewestRecord
 from dflockd.table.queue import Queue
 from dflockd.table.rates import RateRecord
@@ -79,7 +79,7 @@ class WaiterRecord(NamedTuple):
     lease: int
     since: float
     label: bytes
-    reservation: Reservation | None = None
+    reservation: ReservedPosition | None = None
     """If they were away already, or had a turn."""
     owner: bytes = b""
     attempt: int = 0
@@ -196,7 +196,7 @@ class ShardTable(LockTable):
             )
             entry.limit = record.limit  # as the latest request has said
             until = now + RESUME_TIMEOUT
-            reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
+            reservation = record.reservation or ReservedPosition(now, RESUME_TIMEOUT, until)
             self.slots.reservations.reserve(waiter, record.ticket, reservation, now)
             if record.owner:
                 # Not away on purpose: it waits, though its connection is elsewhere.
@@ -409,10 +409,10 @@ class ShardTable(LockTable):
         self.slots.promote(entry, now, effects)
 
 
-def _as_reserved(waiter: Waiter, now: float) -> Reservation:
+def _as_reserved(waiter: Waiter, now: float) -> ReservedPosition:
     """Return the reservation elsewhere of a waiter that had a turn here: as if it was away."""
     hold = max(0.0, waiter.deadline - now) if waiter.state == EXPECTED else 0.0
-    return Reservation(now, hold, now + RESERVED_LATE)
+    return ReservedPosition(now, hold, now + RESERVED_LATE)
 
 
 def _naming(reply: Refusal, ticket: bytes) -> Refusal:

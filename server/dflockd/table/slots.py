@@ -16,7 +16,7 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
-from dflockd.table.line import Process, Reservation
+from dflockd.table.line import Process, ReservedPosition
 from dflockd.table.newest import NewestKeys
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, Rate, Rates
@@ -343,7 +343,7 @@ class Slots:
         entry = waiter.entry
         ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
         due = now + reserve.away / 1000
-        reservation = Reservation(due, reserve.hold / 1000, due + RESERVED_LATE)
+        reservation = ReservedPosition(due, reserve.hold / 1000, due + RESERVED_LATE)
         self.reservations.reserve(waiter, ticket, reservation, now)
         self.counts.kept += 1
         return TimedOut(ticket)

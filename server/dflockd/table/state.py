@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.line import Position, Process, Reservation
+from dflockd.table.line import Position, Process, ReservedPosition
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, RateBlock, RateBook
@@ -334,7 +334,7 @@ class Waiter(Position):
         """What its position can be taken up with, once it has got one."""
         self.reserve: Reserve | None = None
         """The reservation of its position if the wait for it ends."""
-        self.reservation: Reservation | None = None
+        self.reservation: ReservedPosition | None = None
         """What is done for it while it is away..."""
         self.maker: Peer | None = None
         """... by the connection that left it."""

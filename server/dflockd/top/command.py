@@ -38,13 +38,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
+class _TopParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingError(f"{message} (--help lists the flags)")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _TopParser(
         prog="dflockd top",
         description="Show who holds which key, for how long, and how many wait. Press q to quit.",
         epilog="The auth token comes from the variable DFLOCKD_AUTH_TOKEN or from the file.",

@@ -95,7 +95,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ServerReport:
     """What one server said, or why it did not.
 
     Attributes:
@@ -124,7 +124,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardCounts:
     """How many shards each server of a cluster has; `unserved` have none at the moment."""
 
     servers: Mapping[str, int]
@@ -154,7 +154,7 @@ class Question:
     notes: bool = False
 
 
-def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) -> Report:
+def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) -> ServerReport:
     """Ask one server; of the keys the first few are looked at closely."""
     now, asked = time.monotonic(), question()
     try:
@@ -174,7 +174,7 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
                 rows = _of_found(inquiry.server, found["found"], [] if asked.text else listed)
         rows = in_order(rows, asked.sort)
         close = (_looked_at(inquiry, row) for row in rows[:depth])
-        return Report(
+        return ServerReport(
             inquiry.server,
             now,
             [*(row for row in close if row is not None), *rows[depth:]],
@@ -187,10 +187,10 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
             status=stats.get("status", "serving"),  # a published server does not say
         )
     except DflockdError as exc:
-        return Report(inquiry.server, now, error=str(exc))
+        return ServerReport(inquiry.server, now, error=str(exc))
     except (KeyError, TypeError, ValueError) as exc:
         error = f"lock server {inquiry.server}: its answer cannot be read: {exc!r}"
-        return Report(inquiry.server, now, error=error)
+        return ServerReport(inquiry.server, now, error=error)
 
 
 def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
@@ -305,9 +305,9 @@ class Survey:
         self._question = Question(sort, notes=notes)
         self._interval = interval
         self._inquiry = partial(Inquiry, auth_token=auth_token, ssl_context=ssl_context)
-        self._asked: dict[str, _Repeated[Report]] = {}
+        self._asked: dict[str, _Repeated[ServerReport]] = {}
         self._seeds = list(map(str, servers))
-        self._roster: _Repeated[Shards] | None = None
+        self._roster: _Repeated[ShardCounts] | None = None
         self._report: ShardReport | None = None
         self._inquiry(self._seeds[0])  # checks the token
         if isinstance(servers, Seeds):
@@ -338,14 +338,14 @@ class Survey:
             for asked in self._asked.values():
                 asked.hurry()
 
-    def shards(self) -> Shards | None:
+    def shards(self) -> ShardCounts | None:
         """Return who is in the cluster; ``None`` without one, or while that is not known."""
         shards = self._roster.latest if self._roster is not None else None
         if shards is not None and shards.servers:
             self._follow(list(shards.servers))
         return shards
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ServerReport]:
         """Return what each server said last, those that never said anything aside."""
         found = (asked.latest for asked in self._asked.values())
         return [report for report in found if report is not None]
@@ -359,7 +359,7 @@ class Survey:
                 work = partial(ask, inquiry, lambda: self._question)
                 self._asked[server] = _Repeated(work, self._interval, inquiry.close)
 
-    def _find(self) -> Shards:
+    def _find(self) -> ShardCounts:
         """Ask which servers there are; the first that answers knows."""
         error = ""
         for server in dict.fromkeys([*self._asked, *self._seeds]):
@@ -373,8 +373,8 @@ class Survey:
                 inquiry.close()
             counts = Counter(report.shards)
             each = {str(address): counts[index] for index, address in enumerate(report.servers)}
-            return Shards(each, counts[-1])
-        return Shards({}, error=error)
+            return ShardCounts(each, counts[-1])
+        return ShardCounts({}, error=error)
 
 
 class _Repeated(Generic[T]):

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dflockd.admin import duration, printable
 from dflockd.top.look import HELP, WAITERS, Look
-from dflockd.top.survey import Report, Row, Shards, in_order
+from dflockd.top.survey import Row, ServerReport, ShardCounts, in_order
 from dflockd.wire import UNLIMITED
 
 MIN_SERVER_WIDTH = 100
@@ -41,8 +41,8 @@ LOW, EMPTY = 0.4, 0.15
 
 
 def draw(
-    reports: Sequence[Report],
-    shards: Shards | None,
+    reports: Sequence[ServerReport],
+    shards: ShardCounts | None,
     *,
     look: Look,
     width: int,
@@ -87,7 +87,7 @@ def _table() -> Table:
     return Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="bold")
 
 
-def _keys(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, int]:
+def _keys(reports: Sequence[ServerReport], look: Look, frame: _Frame) -> tuple[Table, int]:
     room, asked, now, width, shows_server = frame
     rows = in_order(chain(*(report.rows for report in reports)), look.sort)
     look.keep_within(len(rows), room)
@@ -114,7 +114,7 @@ def _keys(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, 
     return table, len(rows)
 
 
-def _waiters(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, int]:
+def _waiters(reports: Sequence[ServerReport], look: Look, frame: _Frame) -> tuple[Table, int]:
     room, asked, now, width, shows_server = frame
     rows = sorted(
         chain(*(report.waiting for report in reports)),
@@ -171,7 +171,7 @@ def short(label: str, most: int) -> str:
     return name + behind
 
 
-def _below(reports: Sequence[Report], look: Look, room: int, lines: int, hint: str) -> str:
+def _below(reports: Sequence[ServerReport], look: Look, room: int, lines: int, hint: str) -> str:
     if look.is_typing:
         return f"show what has: {look.filter}_   Enter: done  Esc: show all"
     shown = min(room, lines)
@@ -199,7 +199,7 @@ def _help() -> RenderableType:
     return Group(table, _line("any key: back", "dim"))
 
 
-def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
+def _totals(reports: Sequence[ServerReport], shards: ShardCounts | None) -> Text:
     answered = [report for report in reports if not report.error]
     keys = sum(report.keys for report in answered)
     connections = sum(report.connections for report in answered)
@@ -215,7 +215,7 @@ def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
     return _line(", ".join(parts), "bold")
 
 
-def _problems(reports: Sequence[Report], shards: Shards | None) -> list[Text]:
+def _problems(reports: Sequence[ServerReport], shards: ShardCounts | None) -> list[Text]:
     problems = [report.error for report in reports if report.error]
     problems += [f"deadlock: {circle}" for report in reports for circle in report.circles]
     problems += [

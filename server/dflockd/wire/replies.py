@@ -136,22 +136,20 @@ class ReplyReader:
         Raises:
             UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
         """
-        lines = (self._buffer + data if self._buffer else data).split(b"\n")
-        rest = lines.pop()
-        if self.ahead:
-            passed_over = min(self.ahead, len(lines))
-            self.ahead -= passed_over
-            del lines[:passed_over]
-        if not lines:
-            if len(rest) > MAX_REPLY and len(rest.removesuffix(b"\r")) > MAX_REPLY:
-                raise UnexpectedReplyError("more in reply than one line")
-            self._buffer = rest
-            return None
-        line = lines[0].removesuffix(b"\r")
-        if rest or len(lines) > 1 or len(line) > MAX_REPLY:
+        if self._buffer:
+            data = self._buffer + data
+        line, end, rest = data.partition(b"\n")
+        while end and self.ahead:
+            self.ahead -= 1
+            line, end, rest = rest.partition(b"\n")
+        reply = line.removesuffix(b"\r")
+        if rest or len(reply) > MAX_REPLY:
             raise UnexpectedReplyError("more in reply than one line")
-        self._buffer = b""
-        return line
+        if end:
+            self._buffer = b""
+            return reply
+        self._buffer = line
+        return None
 
 
 # What a line may be depends on what was asked, so there is a parser for each expectation. They are

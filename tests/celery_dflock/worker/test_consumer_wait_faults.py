@@ -13,8 +13,8 @@ import pytest
 import redis
 from celery import Celery
 
-from dflockd.client.asking import ANSWER_PATIENCE
 from dflockd.client.pending import PendingAcquires
+from dflockd.client.requester import ANSWER_PATIENCE
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, wait_until
 from tests.celery_dflock import jobs

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import asking, flows, operations, routing
+from dflockd.client import conversation, operations, requester, routing
 from tests.collector import collector_off
 from tests.dflockd.client.families import Family
 from tests.dflockd.client.loops import LoopThread, NewLoop
@@ -109,9 +109,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both clients give up after a fifth of the usual time: where nobody says anything anyway."""
     for module, names in (
         (operations, ("GRACE", "SHARDS_PATIENCE")),
-        (asking, ("GRACE",)),
+        (requester, ("GRACE",)),
         (routing, ("GRACE", "PING_PATIENCE", "SHARDS_PATIENCE")),
-        (flows, ("SILENCE",)),
+        (conversation, ("SILENCE",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, HASTE * getattr(module, name))

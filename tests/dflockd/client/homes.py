@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dflockd.client.connection import Connection, carry_out
-from dflockd.client.later import release_later, take_back
+from dflockd.client.connection import Connection, Route
+from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
+from dflockd.client.release import release_later, take_back
 from dflockd.client.renewal import keep
-from dflockd.client.session import Session
-from dflockd.client.steps import Flow, Hear, Link, Pause, Ready, Route
+from dflockd.client.session import LockSession
 
 if TYPE_CHECKING:
     from tests.dflockd.client.stage import Stage
@@ -29,7 +29,7 @@ class Task:
         home: Home,
         flow: Flow[Any],
         *,
-        session: Session | None = None,
+        session: LockSession | None = None,
         done: Callable[[object, BaseException | None], object] | None = None,
     ) -> None:
         self.home = home
@@ -41,7 +41,7 @@ class Task:
         self.steps = 0
         self.ended = False
         self._done = done
-        self._waits = carry_out(flow)
+        self._flow = flow
         self._order = 0
         self._wait: Any = None
         self._number = -1
@@ -57,7 +57,7 @@ class Task:
         self.steps += 1
         before, self.stage.current = self.stage.current, self
         try:
-            wait = self._waits.send(outcome)
+            wait = self._flow.send(outcome)
         except StopIteration as stop:
             self._end(stop.value, None)
         except BaseException as exc:
@@ -72,7 +72,7 @@ class Task:
         if not self.ended:
             before, self.stage.current = self.stage.current, self
             try:
-                self._waits.close()
+                self._flow.close()
                 self._end(None, KeyboardInterrupt())
             finally:
                 self.stage.current = before
@@ -113,7 +113,7 @@ class Task:
         self.stage.look_at_links_of(self)
         # Events that will never come about it must not keep a session alive.
         self.session, self._done, self._wait = None, None, None
-        del self._waits
+        del self._flow
 
     def _wait_for(self, wait: Any) -> None:
         self._wait = wait
@@ -175,13 +175,13 @@ class WatchedPool(Pool):
     def idle(self) -> list[Any]:
         return [link for idle in self._idle.values() for link in idle]
 
-    def take(self, route: Route) -> Link | None:
+    def take(self, route: Route) -> Connection | None:
         link = super().take(route)
         if link is not None:
             link.wire.user = self._home.stage.current  # type: ignore[attr-defined]
         return link
 
-    def give(self, link: Link, since: float | None = None) -> None:
+    def give(self, link: Connection, since: float | None = None) -> None:
         if any(link is each for each in self.idle):
             self._home.stage.wrong("every link given back once", f"{link} again")
         super().give(link, since)
@@ -254,7 +254,7 @@ class Home:
         return task
 
 
-class WatchedSession(Session):
+class WatchedSession(LockSession):
     """A session whose every change of state is seen."""
 
     stage: Stage

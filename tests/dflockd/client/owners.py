@@ -9,12 +9,14 @@ from typing import Any
 
 from dflockd import errors
 from dflockd.client import operations
+from dflockd.client.connection import Route
+from dflockd.client.conversation import Heard
+from dflockd.client.flow import Flow, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.introduction import Introduction
 from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
-from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Heard
-from dflockd.client.steps import Flow, Ready, Route
+from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE
 from dflockd.wire import Reserve, Space, UnexpectedReplyError, format_token
 from tests.dflockd.client.homes import Home, Task, WatchedSession
 from tests.dflockd.client.service import KEY

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_servers
-from dflockd.client.operations import ShardReport
-from dflockd.client.routing import Leg, Path, ShardMap, StepOutcome, pursue
-from dflockd.client.steps import Pause
+from dflockd.client import clock
+from dflockd.client.flow import Flow, Pause
+from dflockd.client.operations import ShardReport, ping
+from dflockd.client.routing import Pursuit, ShardMap, follow
 from dflockd.shards import get_shard_id
 
 NUM_SHARDS = 16
@@ -52,13 +55,46 @@ GONE = errors.UnreachableError("gone")
 DRAINING = errors.DrainingError("draining")
 
 
-class Walk:
-    """A path that is walked by hand."""
+class Ask(NamedTuple):
+    """Somebody asks this server about the key, with so many seconds left to wait."""
 
-    def __init__(self, path: Path, now: float = NOW) -> None:
+    server: Address
+    timeout: float | None
+
+
+class Load(NamedTuple):
+    """A pursuit asks this server for the map, for so many seconds."""
+
+    server: Address
+    patience: float
+
+
+class SignOfLife(NamedTuple):
+    """A pursuit asks this server for a sign of life, for so many seconds."""
+
+    server: Address
+    patience: float
+
+
+def asks(server: Address, operation: Any, patience: float) -> Flow[Any]:
+    step = (SignOfLife if operation is ping else Load)(server, patience)
+    return (yield step)  # type: ignore[misc]
+
+
+def attempt(server: Address, timeout: float | None) -> Flow[Any]:
+    return (yield Ask(server, timeout))  # type: ignore[misc]
+
+
+class Walk:
+    """A flow of routing that is walked by hand."""
+
+    def __init__(self, begin: Callable[[], Flow[Any]], now: float = NOW) -> None:
         self.now = now
-        self._path = path
-        self.step: Leg = next(path)
+        self.step: Any = None
+        self.result: Any = None
+        with self.time():
+            self._flow = begin()
+        self._go(lambda: self._flow.send(None))
 
     def __call__(
         self,
@@ -66,13 +102,30 @@ class Walk:
         *,
         report: ShardReport | None = None,
         after: float = 0.0,
-    ) -> Leg:
-        """Say what came of the step, and return the next."""
+    ) -> Any:
+        """Say what came of the step, and return the next; ``None`` at the end."""
         self.now += after or (self.step.seconds if isinstance(self.step, Pause) else 0.0)
-        self.step = self._path.send(StepOutcome(self.now, error, report))
+        if error is None:
+            return self._go(lambda: self._flow.send(report))
+        return self._go(lambda: self._flow.throw(error))
+
+    def _go(self, step: Callable[[], Any]) -> Any:
+        with self.time():
+            try:
+                self.step = step()
+            except StopIteration as stop:
+                self.step, self.result = None, stop.value
         return self.step
 
+    def time(self) -> Any:
+        return mock.patch.object(clock, "now", return_value=self.now)
 
-def walk(shards: ShardMap, timeout: float | None = 10, **options: Any) -> Walk:
+
+def walk(shards: ShardMap | None, timeout: float | None = 10, **options: Any) -> Walk:
     until = None if timeout is None else NOW + timeout
-    return Walk(pursue(shards, KEY, until, NOW, **options))
+    return Walk(lambda: follow(Pursuit(shards, KEY, until, asks, **options), attempt))
+
+
+def glance(shards: ShardMap, *, is_waiting: bool = True) -> Walk:
+    """Look at A, which says nothing."""
+    return Walk(lambda: Pursuit(shards, KEY, None, asks, insists=True).glance(A, is_waiting))

@@ -122,7 +122,7 @@ def may_stand(functions: list[str]) -> bool:
         functions in NOT_BEGUN
         or functions[0] in ("renew", "check", "token")
         # It was held before.
-        or (functions[0] == "wait" and "_run" not in functions)
+        or (functions[0] == "wait" and "drive" not in functions)
     )
 
 

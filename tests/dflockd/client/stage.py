@@ -1,6 +1,6 @@
 """A small world for sessions: simulated time, links that break, processes, and a look at all of it.
 
-What runs is real: `Session`, `Lease`, `renewal`, `flows`, the pool, and what carries out a `Talk`.
+What runs is real: `LockSession`, `Lease`, `renewal`, the pool, and what is said on connections.
 Simulated are the clock, the sockets below, and the reactor's thread, whose flows are tasks here like
 those of the owners. All that happens is an event in one heap, so that a run is its seed.
 """
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from dflockd.address import Address
-from dflockd.client import clock, connection, lease, routing, session
-from dflockd.client.connection import Connection
+from dflockd.client import clock, connection, conversation, lease, routing, session
+from dflockd.client.connection import Connection, Route
+from dflockd.client.flow import Pause
 from dflockd.client.lease import Lease
-from dflockd.client.session import TRANSITIONS, Session
-from dflockd.client.steps import Link, Pause, Route
+from dflockd.client.session import TRANSITIONS, LockSession
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -82,12 +82,12 @@ class Stage:
     @contextmanager
     def set_up(self) -> Iterator[None]:
         """Let the real code run here. What other tests have left is not collected meanwhile."""
-        connection._published.clear()
+        connection.published.clear()
         with collector_off(), pytest.MonkeyPatch.context() as patch:
             for owner, name, simulated in (
                 (clock, "now", lambda: self.now),
                 (connection, "_reach", self._reach),
-                (connection, "_talk", self._watched(connection._talk)),
+                (conversation, "_exchange", self._watched(conversation._exchange)),
             ):
                 patch.setattr(owner, name, in_this_thread(simulated, getattr(owner, name)))
             patch.setattr(lease, "_chance", self.rng)
@@ -97,7 +97,7 @@ class Stage:
             try:
                 yield
             finally:
-                connection._published.clear()
+                connection.published.clear()
                 stages.pop()
                 self._events.clear()
 
@@ -220,17 +220,17 @@ class Stage:
         self.wires.append(wire)
         return FakeLink(wire, route)
 
-    def _watched(self, talk: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def watched(step: Any) -> Any:
-            link, task = step.link, self.current
-            if link.closed and step.under_way is None:
+    def _watched(self, exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(link: Any, *arguments: Any) -> Any:
+            task, under_way = self.current, arguments[-1]
+            if link.closed and under_way is None:
                 self.wrong("step after close", f"a talk on {link}")
             wire = link.wire
             if wire.talking is not None:
                 self.wrong("one user of a link at a time", f"{link}")
             wire.talking = task
             try:
-                return (yield from talk(step))
+                return (yield from exchange(link, *arguments))
             finally:
                 wire.talking = None
 
@@ -337,7 +337,7 @@ class Stage:
         self.wrong("held is certain", f"the service has ended it ({ended.why}; {told})")
 
 
-def standing_on(session: Session) -> list[Link]:
+def standing_on(session: LockSession) -> list[Connection]:
     """Return the links that are attributes of a session."""
     found = [session.asking, session.queued, session.telling]
     if session.lease is not None and not session.lease.is_over:

@@ -19,10 +19,10 @@ import pytest
 
 from dflockd.address import Address
 from dflockd.client import aio, blocking, clock
-from dflockd.client.connection import Connection, Watcher
+from dflockd.client.connection import Connection, Route, Watcher
+from dflockd.client.flow import Flow, Ready
 from dflockd.client.pool import Pool
 from dflockd.client.reactor import Reactor
-from dflockd.client.steps import Flow, Ready, Route
 from tests.dflockd.raw_server import PATIENCE, eventually
 
 ROUTE = Route(Address("127.0.0.1", 1))

@@ -18,8 +18,7 @@ from dflockd import client as async_client
 from dflockd import errors, sync_client
 from dflockd.address import Address
 from dflockd.client import aio, blocking
-from dflockd.client.connection import Connection
-from dflockd.client.steps import Route
+from dflockd.client.connection import Connection, Route
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 

@@ -1,4 +1,4 @@
-"""A look at what a server may still say that says nothing: pure, with times that are made up."""
+"""A look at what a server may still say that says nothing, with times that are made up."""
 
 from __future__ import annotations
 
@@ -13,79 +13,82 @@ from dflockd.client.routing import (
     ASKED_AT_LEAST,
     LOOK_AGAIN,
     LOOK_EVERY,
-    Ask,
-    Load,
+    PING_PATIENCE,
     ShardMap,
-    SignOfLife,
-    StepOutcome,
-    glance,
-    pursue,
 )
 from tests.dflockd.client.routing_support import (
     GONE,
-    KEY,
     NOW,
     SHARD,
     A,
+    Ask,
     B,
     C,
+    Load,
+    SignOfLife,
+    glance,
     known,
     moved,
     report,
+    walk,
 )
 
 
 def glances(shards: ShardMap, *outcomes: Any, is_waiting: bool = True) -> list[Any]:
-    """Look at A, and return the steps; with an error, that comes last."""
-    path, steps = glance(shards, KEY, A, is_waiting, NOW), []
+    """Look at A, and return the steps; what comes of it is the last."""
+    steps: list[Any] = []
     remaining = list(outcomes)
     try:
-        step = next(path)
-        while True:
-            steps.append(step)
-            if isinstance(step, Ask):
-                break
-            step = path.send(remaining.pop(0))
+        look = glance(shards, is_waiting=is_waiting)
+        while look.step is not None:
+            steps.append(look.step)
+            outcome = remaining.pop(0)
+            if isinstance(outcome, errors.RemoteError):
+                look(outcome, after=1)
+            else:
+                look(report=outcome)
+        steps.append(look.result)
     except errors.MovedError as exc:
         steps.append(exc)
     assert not remaining
     return steps
 
 
-SILENT = StepOutcome(NOW + 1, errors.UnreachableError("no answer in time"))
+SILENT = errors.UnreachableError("no answer in time")
+ALIVE = None
 
 
 def test_one_that_is_alive_is_waited_for() -> None:
-    assert glances(known(), StepOutcome(NOW)) == [SignOfLife(A), Ask(A, LOOK_EVERY)]
+    assert glances(known(), ALIVE) == [SignOfLife(A, PING_PATIENCE), LOOK_EVERY]
 
 
 def test_one_that_nobody_has_replaced_yet_is_waited_for() -> None:
-    ping, load, end = glances(known(), SILENT, StepOutcome(NOW + 1, report=report(A)))
-    assert ping == SignOfLife(A)
+    ping, load, end = glances(known(), SILENT, report(A))
+    assert ping == SignOfLife(A, PING_PATIENCE)
     assert load.server in (B, C)
-    assert end == Ask(A, LOOK_AGAIN)
+    assert end == LOOK_AGAIN
 
 
 def test_one_that_has_been_replaced_is_left() -> None:
-    *_, moved = glances(known(), SILENT, StepOutcome(NOW + 1, report=report(B, 8, (B, C))))
+    *_, moved = glances(known(), SILENT, report(B, 8, (B, C)))
     assert (moved.to, moved.epoch, moved.shard) == (str(B), 8, SHARD)
     assert "says nothing" in str(moved)
 
 
 def test_who_waits_for_nothing_but_an_answer_asks_for_no_sign_of_life() -> None:
-    load, end = glances(known(), StepOutcome(NOW, report=report(A)), is_waiting=False)
+    load, end = glances(known(), report(A), is_waiting=False)
     assert isinstance(load, Load)
-    assert end == Ask(A, LOOK_AGAIN)
+    assert end == LOOK_AGAIN
 
 
 def test_what_others_of_the_process_have_seen_counts() -> None:
     shards = known()
-    assert glances(shards, StepOutcome(NOW)) == [SignOfLife(A), Ask(A, LOOK_EVERY)]
-    assert glances(shards) == [Ask(A, LOOK_EVERY)]
+    assert glances(shards, ALIVE) == [SignOfLife(A, PING_PATIENCE), LOOK_EVERY]
+    assert glances(shards) == [LOOK_EVERY]
     shards.signs[A] = NOW - 0.1, None
-    assert glances(shards) == [Ask(A, LOOK_AGAIN)], "somebody is looking"
+    assert glances(shards) == [LOOK_AGAIN], "somebody is looking"
     shards.signs[A] = NOW - 100, None
-    assert glances(shards, StepOutcome(NOW)) == [SignOfLife(A), Ask(A, LOOK_EVERY)]
+    assert glances(shards, ALIVE) == [SignOfLife(A, PING_PATIENCE), LOOK_EVERY]
 
 
 def test_the_others_say_nothing_either() -> None:
@@ -97,30 +100,28 @@ def test_the_others_say_nothing_either() -> None:
     assert len(steps) == ASKED_AT_LEAST + 2
     assert {step.patience for step in steps[1:-1]} == {0}, "the least that any answer is given"
     assert A not in [step.server for step in steps[1:-1]]
-    assert steps[-1] == Ask(A, LOOK_AGAIN)
+    assert steps[-1] == LOOK_AGAIN
 
 
 def test_all_are_silent_when_the_time_is_over() -> None:
     many = tuple(Address(f"server-{n}", 6388) for n in range(100))
     shards = known()
     shards.update(report(A, 7, (A, *many)), A, NOW - 100)
-    path = pursue(shards, KEY, NOW, NOW)
-    assert next(path) == Ask(A, 0)
-    now = NOW + GRACE
-    load = path.send(StepOutcome(now, GONE))
+    to = walk(shards, 0)
+    assert to.step == Ask(A, 0)
+    load = to(GONE, after=GRACE)
     for _ in range(ASKED_AT_LEAST - 1):
         assert isinstance(load, Load)
         assert load.patience == 0
-        now += 0.5
-        load = path.send(StepOutcome(now, SILENT.error))
+        load = to(SILENT, after=0.5)
     with pytest.raises(errors.UnreachableError, match="gone"):
-        path.send(StepOutcome(now, SILENT.error))
+        to(SILENT)
 
 
 def test_nobody_is_followed_long_after_the_time_is_over() -> None:
     """One server after the other may hang, and send on when it goes on."""
-    path = pursue(known(), KEY, NOW, NOW)
-    assert next(path) == Ask(A, 0)
-    assert path.send(StepOutcome(NOW + 1, moved(B))) == Ask(B, 0)
+    to = walk(known(), 0)
+    assert to.step == Ask(A, 0)
+    assert to(moved(B), after=1) == Ask(B, 0)
     with pytest.raises(errors.MovedError):
-        path.send(StepOutcome(NOW + GRACE, moved(C, 9)))
+        to(moved(C, 9), after=GRACE - 1)

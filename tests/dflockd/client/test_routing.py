@@ -1,4 +1,4 @@
-"""The path to the server in charge: pure, with times that are made up."""
+"""The way to the server in charge, with times that are made up."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from hypothesis import strategies as st
 
 from dflockd import errors
 from dflockd.address import Address
+from dflockd.client.flow import Pause
 from dflockd.client.routing import (
     DENIED,
     LOAD_LOOK,
     LOAD_TURN,
     LONGEST_RETRY,
     MAX_HOPS,
-    Ask,
-    Load,
     ShardMap,
-    insist,
 )
-from dflockd.client.steps import Pause
 from tests.dflockd.client.routing_support import (
     DRAINING,
     GONE,
     KEY,
     NOW,
     A,
+    Ask,
     B,
     C,
-    Walk,
+    Load,
     known,
     moved,
     recovering,
@@ -213,12 +211,12 @@ def test_who_has_no_time_loads_it_without_waiting_for_others() -> None:
 
 
 def test_who_gives_up_while_it_loads_the_map_holds_nobody_up() -> None:
-    for end in (lambda path: path.close(), lambda path: path.throw(KeyboardInterrupt)):
+    for end in (lambda path: path.close(), lambda path: path.throw(KeyboardInterrupt())):
         shards = known(A)
         one = walk(shards)
         assert isinstance(one(GONE), Load)
-        with contextlib.suppress(KeyboardInterrupt):
-            end(one._path)
+        with contextlib.suppress(KeyboardInterrupt), one.time():
+            end(one._flow)
         assert isinstance(walk(shards)(GONE), Load)
     shards = ShardMap(seeds(A, B))
     one = walk(shards)
@@ -280,7 +278,10 @@ def test_a_holder_insists() -> None:
     to = walk(known(A), 5, first=A, insists=True)
     while True:
         try:
-            to(GONE, after=0.0 if isinstance(to.step, Pause) else 0.01)
+            if isinstance(to.step, Pause):
+                to()
+            else:
+                to(GONE, after=0.01)
         except errors.RemoteError:
             break
     assert NOW + 5 <= to.now < NOW + 5.1
@@ -306,19 +307,28 @@ def test_a_refusal_that_has_come_already() -> None:
 
 
 def test_insist_on_one_server() -> None:
-    to = Walk(insist(A, NOW + 1, NOW))
+    to = walk(None, 1, first=A, insists=True)
     full = errors.MaxLocksError("full")
     pauses = []
-    while to.now < NOW + 1:
-        assert isinstance(to.step, Pause)
-        pauses.append(round(to.step.seconds, 2))
-        assert to() == Ask(A, None)
-        if to.now < NOW + 1:
-            to(full)
+    for _ in range(4):
+        assert to.step == Ask(A, pytest.approx(NOW + 1 - to.now))
+        assert isinstance(to(full), Pause)
+        pauses.append(to.step.seconds)
+        to()
+    assert pauses[0] == 0
+    assert 0.05 <= pauses[1] < pauses[2] < pauses[3] <= 0.25
     with pytest.raises(errors.MaxLocksError):
-        to(full)
-    assert pauses == [0.0, 0.05, 0.1, 0.2, 0.2, 0.2, 0.2, 0.05]
-    assert to.now == pytest.approx(NOW + 1)
+        to(full, after=1)
+
+
+def test_one_server_is_asked_once_more_where_it_could_not_be_reached() -> None:
+    to = walk(None, first=A)
+    assert to(GONE) == Pause(0)
+    assert to() == Ask(A, 10)
+    with pytest.raises(errors.UnreachableError):
+        to(GONE)
+    with pytest.raises(errors.DrainingError):
+        walk(None, first=A)(DRAINING)
 
 
 ADDRESSES = st.sampled_from([A, B, C, Address("d", 1)])

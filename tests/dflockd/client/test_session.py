@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import clock, forks, operations, renewal, steps
+from dflockd.client import clock, conversation, forks, operations, renewal, routing
 from dflockd.client import session as session_module
 from dflockd.client.connection import Connection
 from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
 from dflockd.client.pool import Pool
-from dflockd.client.session import TRANSITIONS, Session
+from dflockd.client.session import TRANSITIONS, LockSession
 from tests.dflockd.client.plays import play
 from tests.dflockd.client.stage import START, Stage
 from tests.dflockd.client.weather import BrokenRuleError, some_weather
@@ -167,7 +167,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a position is left with its connection open", "who leaves has no position")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session.abandon
+    real = LockSession.abandon
 
     def abandon(self: Any) -> None:
         link, self.queued = self.queued, None
@@ -175,18 +175,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self._home().pool.give(link)
         real(self)
 
-    patch.setattr(Session, "abandon", abandon)
+    patch.setattr(LockSession, "abandon", abandon)
 
 
 @planted("check() believes what is in doubt", "held is certain")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session.check
+    real = LockSession.check
 
     def check(self: Any) -> Any:
         if self.state != "doubtful":
             yield from real(self)
 
-    patch.setattr(Session, "check", check)
+    patch.setattr(LockSession, "check", check)
 
 
 @planted("a lease that was released is told as lost", "told of a loss once")
@@ -229,28 +229,23 @@ def _(patch: pytest.MonkeyPatch) -> None:
         self._forks = forks.count
         self._owner["by"] = claim
 
-    patch.setattr(Session, "_take_possession", take)
+    patch.setattr(LockSession, "_take_possession", take)
 
 
 @planted(
     "the connection of a request is known to its flow alone", "an attribute before bytes go out"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._ask
+    real = LockSession._talk
 
-    def ask(self: Any, begin: Any, timeout: Any, link: Any, until: Any, look: Any) -> Any:
-        flow = real(self, begin, timeout, link, until, look)
-        step = next(flow)
-        while True:
-            link, self.asking = self.asking, None
-            try:
-                outcome = yield step
-                self.asking = link
-                step = flow.send(outcome)
-            except StopIteration as stop:
-                return stop.value
+    def talk(self: Any, link: Any, *arguments: Any) -> Any:
+        self.asking = None
+        try:
+            return (yield from real(self, link, *arguments))
+        finally:
+            self.asking = link
 
-    patch.setattr(Session, "_ask", ask)
+    patch.setattr(LockSession, "_talk", talk)
 
 
 @planted(
@@ -274,7 +269,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a connection is given back, and kept", "every link closed or given back once")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._settle
+    real = LockSession._settle
 
     def settle(self: Any, grant: Any, claim: object) -> bool:
         link = self.asking
@@ -283,21 +278,21 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self._home().pool.give(link)
         return settled
 
-    patch.setattr(Session, "_settle", settle)
+    patch.setattr(LockSession, "_settle", settle)
 
 
 @planted("a release goes to the connection that has broken", "step after close")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._tell
+    real = LockSession._tell
 
-    def tell(self: Any, operation: Any, link: Any, timeout: float) -> Any:
+    def tell(self: Any, operation: Any, link: Any, *others: Any) -> Any:
         lease = self.lease
         if link is None and lease is not None and lease.link.closed:
             self.telling = lease.link
-            yield steps.Talk(lease.link, operation(self.target, False), None)
-        return (yield from real(self, operation, link, timeout))
+            yield from conversation.talk(lease.link, operation(self.target, False))
+        return (yield from real(self, operation, link, *others))
 
-    patch.setattr(Session, "_tell", tell)
+    patch.setattr(LockSession, "_tell", tell)
 
 
 @planted("nobody asks for the connection", "every link closed or given back once")
@@ -308,7 +303,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a lock that is released is lost for a moment", "only the transitions of the table")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._be_free
+    real = LockSession._be_free
 
     def be_free(self: Any) -> None:
         if self.lease is not None:
@@ -316,12 +311,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self.stage.observe(self)
         real(self)
 
-    patch.setattr(Session, "_be_free", be_free)
+    patch.setattr(LockSession, "_be_free", be_free)
 
 
 @planted("no answer means that somebody else has it", "False is what a server has said")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Session._begin
+    real = LockSession._begin
 
     def begin(self: Any, begin: Any, timeout: Any) -> Any:
         try:
@@ -331,7 +326,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 raise
             return None
 
-    patch.setattr(Session, "_begin", begin)
+    patch.setattr(LockSession, "_begin", begin)
 
 
 @planted("a server may take its time", "a time is kept")
@@ -346,7 +341,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("who is interrupted lets go of nothing", "who fails leaves nothing behind")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "let_go", lambda self, claim: None)
+    patch.setattr(LockSession, "let_go", lambda self, claim: None)
 
 
 @planted("nobody notices that what is held is forgotten", "a forgotten session lets go")
@@ -359,27 +354,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def line_up(self: Any, link: Any) -> None:
         self.queued, self.waiter = link, {}
 
-    patch.setattr(Session, "_line_up", line_up)
+    patch.setattr(LockSession, "_line_up", line_up)
 
 
 @planted("an error keeps a forgotten session alive", "a forgotten session lets go")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def next_step(path: Any, error: Any, report: Any) -> Any:
-        return path.send(renewal_outcome(error, report))
-
-    patch.setattr("dflockd.client.flows._next", next_step)
-
-
-def renewal_outcome(error: Any, report: Any) -> Any:
-    from dflockd.client import clock, routing
-
-    return routing.StepOutcome(clock.now(), error, report)
+    patch.setattr(routing, "without_frames", lambda error: error)
 
 
 @planted("what a server says is believed to be a reply", "errors are of the tree")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operations, "_read", lambda parse, answer, target: parse(answer.line))
-    patch.setattr("dflockd.client.connection.UnexpectedReplyError", ZeroDivisionError)
+    patch.setattr("dflockd.client.conversation.UnexpectedReplyError", ZeroDivisionError)
 
 
 @planted("whoever wants to closes a connection", "who registers a descriptor closes it")

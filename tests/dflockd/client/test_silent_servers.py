@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,10 +22,11 @@ import pytest
 from dflockd import client as async_client
 from dflockd import errors, sync_client
 from dflockd.address import Address
-from dflockd.client import aio, asking, blocking, clock, flows, operations, process
-from dflockd.client.connection import Resolve, carry_out
+from dflockd.client import aio, blocking, clock, operations, requester, resolver
+from dflockd.client.connection import Route
+from dflockd.client.conversation import connect, talk
+from dflockd.client.flow import Flow
 from dflockd.client.session import RELEASE_PATIENCE
-from dflockd.client.steps import Flow, Open, Route
 from tests.dflockd.client.silence import KEY, TOO_LONG, is_not_answered
 from tests.dflockd.client_support import Calls, Client, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -192,12 +193,12 @@ async def test_an_answer_is_given_a_moment_also_when_the_time_is_over(
     route, is_over = Route(Address("127.0.0.1", start().port)), clock.now() - 60
 
     def ask() -> Flow[None]:
-        link = yield Open(route, is_over)
-        yield from flows.talk(link, operations.ping(operations.about_server("")), is_over)
+        link = yield from connect(route, is_over)
+        yield from talk(link, operations.ping(operations.about_server("")), is_over)
         link.close()
 
-    blocking.drive(carry_out(ask()))
-    await aio.drive(carry_out(ask()))
+    blocking.drive(ask())
+    await aio.drive(ask())
 
 
 @pytest.mark.parametrize("name", ["asyncio", "uvloop"])
@@ -205,7 +206,7 @@ def test_a_reply_that_came_while_the_loop_was_busy(
     start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """It has come in time: it is this process that was late."""
-    for module in (operations, asking):
+    for module in (operations, requester):
         monkeypatch.setattr(module, "GRACE", 0.2)
     servers = [("127.0.0.1", start().port)]
 
@@ -286,9 +287,9 @@ def test_a_look_up_that_hangs_holds_up_nobody_else(
         assert time.monotonic() - began < 30, "as long as its resolver"
         # The reactor looks names up as well: behind one that hangs it would wait.
         answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-        resolve = process.current().reactor.resolver.resolve
         for host in ("hangs.example", "other.example"):
-            resolve(Resolve(host, port, math.inf), answers.put)
+            looking = resolver.look_up(host, port)
+            looking.listen(partial(lambda looking: answers.put(looking.outcome), looking))
         assert isinstance(answers.get(timeout=10), list)
         other = sync_client.DistributedLock("k", 0, servers=[f"other.example:{port}"])
         assert other.acquire()

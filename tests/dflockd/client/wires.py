@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dflockd.client.connection import Connection
-from dflockd.client.steps import Route
+from dflockd.client.connection import Connection, Route
 from dflockd.wire import (
     Granted,
     OwnerConflict,

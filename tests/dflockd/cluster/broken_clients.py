@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dflockd.client.connection import Connection
 from dflockd.client.operations import GRACE, Exchange, Operation, Target, TimedReply, acquire
 from dflockd.client.renewal import _Rescue
-from dflockd.client.steps import Link
 
 
 def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
@@ -52,7 +52,7 @@ def _changed(
 class GivesUpWhatMayAnswer(_Rescue):
     """Closes connections on which a renewal may still be read."""
 
-    def _end(self, link: Link | None) -> None:
+    def _end(self, link: Connection | None) -> None:
         super()._end(link)
         self._keeper.close()
         self._keeper.spare = None

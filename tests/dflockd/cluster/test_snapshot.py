@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dflockd.cluster import snapshot as snapshots
 from dflockd.shards import format_shard_value, parse_shard_value
 from dflockd.shards.values import ShardRecord
-from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
+from dflockd.table import HoldRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.rates import RateRecord
 from dflockd.wire import FairGroup, Space
 from tests.dflockd.cluster.view_support import owners
@@ -44,7 +44,7 @@ kept = st.builds(
 )
 
 reservations = st.builds(
-    Reservation, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
+    ReservedPosition, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
 )
 
 waiters = st.builds(
@@ -91,8 +91,8 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         else:
             was = waiter.reservation
             due, hold, until = read.reservation
-            assert Reservation(due - there, hold, until - there) == pytest.approx(
-                Reservation(was.due - now, was.hold, was.until - now),
+            assert ReservedPosition(due - there, hold, until - there) == pytest.approx(
+                ReservedPosition(was.due - now, was.hold, was.until - now),
                 abs=0.0011,
             )
 

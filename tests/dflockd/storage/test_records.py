@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflockd.storage.journal import LONGEST
 from dflockd.storage.records import (
     MUST_BE_KNOWN,
-    Record,
+    JournalRecord,
     UnknownRecordError,
     decode,
     encode_end,
@@ -60,7 +60,7 @@ names = st.integers(-MAX_FENCE, MAX_FENCE) | st.binary(min_size=1, max_size=MAX_
 records = st.lists(holds | newest | names, max_size=5)
 
 
-def encoded(record: Record, seed: int = SEED) -> bytes:
+def encoded(record: JournalRecord, seed: int = SEED) -> bytes:
     if isinstance(record, NewestRecord):
         return encode_newest(record, seed)
     if isinstance(record, int | bytes):
@@ -68,12 +68,12 @@ def encoded(record: Record, seed: int = SEED) -> bytes:
     return encode_hold(record, seed)
 
 
-def decoded(data: bytes, end: int | None = None) -> tuple[list[Record], int]:
+def decoded(data: bytes, end: int | None = None) -> tuple[list[JournalRecord], int]:
     return decode(data, 0, len(data) if end is None else end, SEED)
 
 
 @given(records)
-def test_what_is_decoded_is_what_was_encoded(written: list[Record]) -> None:
+def test_what_is_decoded_is_what_was_encoded(written: list[JournalRecord]) -> None:
     data = b"".join(map(encoded, written))
     assert decoded(data) == (written, len(data))
     assert decoded(data + bytes(2000)) == (written, len(data))
@@ -86,14 +86,14 @@ def test_there_is_room_for_every_record(record: HoldRecord) -> None:
 
 
 @given(records.filter(bool))
-def test_what_was_written_elsewhere_is_no_record(written: list[Record]) -> None:
+def test_what_was_written_elsewhere_is_no_record(written: list[JournalRecord]) -> None:
     data = b"".join(encoded(record, SEED + 1) for record in written)
     assert decoded(data) == ([], 0)
 
 
 @settings(max_examples=20, deadline=None)
 @given(records)
-def test_a_record_that_is_cut_short_is_no_record(written: list[Record]) -> None:
+def test_a_record_that_is_cut_short_is_no_record(written: list[JournalRecord]) -> None:
     data = b"".join(map(encoded, written))
     ends = list(itertools.accumulate((len(encoded(record)) for record in written), initial=0))
     for size in range(len(data)):
@@ -104,7 +104,7 @@ def test_a_record_that_is_cut_short_is_no_record(written: list[Record]) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(holds | st.integers(0, MAX_FENCE), min_size=1, max_size=3))
-def test_a_flipped_bit_never_makes_another_record(written: list[Record]) -> None:
+def test_a_flipped_bit_never_makes_another_record(written: list[JournalRecord]) -> None:
     data = b"".join(map(encoded, written))
     for bit in range(0, len(data) * 8, 3):
         flipped = bytearray(data)

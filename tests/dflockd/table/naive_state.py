@@ -19,7 +19,7 @@ Name = tuple[int, bytes]
 """Namespace and key."""
 
 
-class Reservation(NamedTuple):
+class ReservedPosition(NamedTuple):
     """When somebody is expected back, for how long a slot is held, when it is all over."""
 
     due: float
@@ -42,7 +42,7 @@ class Waiter:
     is_rated: bool = False
     """Whether its run takes a place of the rate."""
     reserve: tuple[int, int] | None = None
-    reservation: Reservation | None = None
+    reservation: ReservedPosition | None = None
     maker: int = 0
     """The connection that has left it."""
     turn: float | None = None

@@ -13,7 +13,7 @@ from tests.dflockd.table.naive_state import (
     NaiveState,
     Name,
     Peer,
-    Reservation,
+    ReservedPosition,
     Waiter,
     rounded,
 )
@@ -228,7 +228,7 @@ class NaiveWaiters(NaiveState):
         away, hold = waiter.reserve
         waiter.maker = number
         due = self.now + away / 1000
-        waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
+        waiter.reservation = ReservedPosition(due, hold / 1000, due + RESERVED_LATE)
         waiter.peer, waiter.instance = 0, b""
         waiter.two_phase, waiter.reserve = False, None
         waiter.away_age = waiter.owner.age if waiter.owner else waiter.away_age
@@ -244,7 +244,7 @@ class NaiveWaiters(NaiveState):
         there = [each for each in self.keys[waiter.name].queue if each.reservation]
         return most <= max(len(there), sum(each.maker == waiter.peer for each in self.away))
 
-    def _begin_holding(self, waiter: Waiter, reservation: Reservation) -> bool:
+    def _begin_holding(self, waiter: Waiter, reservation: ReservedPosition) -> bool:
         """Keep a slot free for who is expected about now."""
         if abs(reservation.due - self.now) >= reservation.hold:
             return False
@@ -255,7 +255,7 @@ class NaiveWaiters(NaiveState):
         )
         return True
 
-    def _end_reservation(self, waiter: Waiter, reservation: Reservation) -> None:
+    def _end_reservation(self, waiter: Waiter, reservation: ReservedPosition) -> None:
         was_in_line = self.is_in_line(waiter)
         if was_in_line:
             self.keys[waiter.name].queue.remove(waiter)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflockd.server import SparingLog
 from dflockd.server import deadlocks as watching
 from dflockd.table import Limits, LockTable, TokenIssuer
-from dflockd.table.blocking import STEP, Look, in_words
+from dflockd.table.blocking import STEP, DeadlockSearch, in_words
 from dflockd.wire import Acquire, Granted, How, Owner, Renew, Reply, Space
 from tests.dflockd.raw_server import StartServer, eventually
 from tests.dflockd.server.server_support import takes_seconds
@@ -38,8 +38,8 @@ class Stage:
         )
         return peer, dict(self.table.handle(peer, request, 0)).get(peer.id)
 
-    def look(self) -> Look:
-        look = Look(self.table.each_partition())
+    def look(self) -> DeadlockSearch:
+        look = DeadlockSearch(self.table.each_partition())
         while not look.step():
             pass
         return look
@@ -149,7 +149,7 @@ def test_what_has_ended_during_the_look_is_no_circle(stage: Stage) -> None:
     peer, _ = stage.ask("b", "two")
     waiting, _ = stage.ask("a", "two")
     stage.ask("b", "one")
-    look = Look(stage.table.each_partition())
+    look = DeadlockSearch(stage.table.each_partition())
     for _ in range(7):
         assert not look.step()
     assert len(look._waits) == 2, "it has seen both of them wait"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
-from dflockd.table.blocking import Look
+from dflockd.table.blocking import DeadlockSearch
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -159,14 +159,14 @@ def test_who_has_waited_longest_may_be_none_of_the_next() -> None:
         stage.come(name, limit)
     waited = [waiter["waited_s"] for waiter in stage.report()["waiters"]]
     assert waited == [2, 1, 0, 4], "the one whose group has all that it may is the last"
-    look = Look(stage.table.each_partition())
+    look = DeadlockSearch(stage.table.each_partition())
     while not look.step():
         pass
     assert look.since == 1
     assert look.groups == 4
     stage.end("a-1")
     stage.end("b-1")
-    look = Look(stage.table.each_partition())
+    look = DeadlockSearch(stage.table.each_partition())
     while not look.step():
         pass
     assert (look.since, look.groups) == (1, 2)

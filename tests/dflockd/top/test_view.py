@@ -11,7 +11,7 @@ from rich.console import Console
 from dflockd.admin import printable
 from dflockd.ranking import SORTS
 from dflockd.top.look import HELP, KEYS, WAITERS, Look, keys_in
-from dflockd.top.survey import Report, Row, Shards, Waiting
+from dflockd.top.survey import Row, ServerReport, ShardCounts, Waiting
 from dflockd.top.view import draw, duration, short
 
 NOW = 1000.0
@@ -24,15 +24,15 @@ def row(key: str, **fields: object) -> Row:
     return Row("one:1", key, **{**given, "lease_s": 30.0, "left_s": 30.0, **fields})  # type: ignore[arg-type]
 
 
-def report(*rows: Row, server: str = "one:1", **fields: object) -> Report:
+def report(*rows: Row, server: str = "one:1", **fields: object) -> ServerReport:
     waiters = sum(row.waiters for row in rows)
     given = {"rows": rows, "keys": len(rows), "waiters": waiters, "connections": 4}
-    return Report(server, NOW, **{**given, **fields})  # type: ignore[arg-type]
+    return ServerReport(server, NOW, **{**given, **fields})  # type: ignore[arg-type]
 
 
 def lines(
-    *reports: Report,
-    shards: Shards | None = None,
+    *reports: ServerReport,
+    shards: ShardCounts | None = None,
     sort: str = "waiters",
     width: int = 90,
     height: int = 20,
@@ -163,7 +163,7 @@ def test_semaphores_and_keys_that_nobody_holds_yet() -> None:
 
 
 def test_what_is_wrong_comes_first() -> None:
-    shards = Shards({"one:1": 4000, "two:1": 4190}, unserved=2, error="no list")
+    shards = ShardCounts({"one:1": 4000, "two:1": 4190}, unserved=2, error="no list")
     reports = [report(row("key")), report(server="two:1", error="two:1 is away")]
     cut_off = report(server="six:1", status="cut off")
     drawn = lines(*reports, cut_off, shards=shards)

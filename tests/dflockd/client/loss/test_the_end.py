@@ -19,11 +19,12 @@ import pytest
 
 from dflockd.address import Address
 from dflockd.client import clock, reactor, renewal
+from dflockd.client.connection import Route
+from dflockd.client.flow import Ready
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
 from dflockd.client.reactor import Reactor
-from dflockd.client.steps import Ready, Route
 from dflockd.wire import FEATURES, Space, Welcome, encode_reply
 from tests.dflockd.client.loss.support import LEASE, Held
 from tests.dflockd.client_support import (

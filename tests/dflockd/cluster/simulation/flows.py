@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflockd.address import Address
 from dflockd.client import connection
-from dflockd.client.connection import Awaited, Resolve
-from dflockd.client.steps import Hear, Pause, Ready
+from dflockd.client.flow import Awaited, Hear, Pause, Ready
 from dflockd.wire import RequestReader
 from tests.dflockd.cluster.simulation.machines import Connection
 
@@ -35,9 +34,7 @@ class Task:
         wait, outcome = self._wait, None
         if self.ended:
             return False
-        if isinstance(wait, Resolve):
-            outcome = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (wait.host, wait.port))]
-        elif isinstance(wait, Pause):
+        if isinstance(wait, Pause):
             if now < self.until and not self.is_poked:
                 return False
         elif wait is not None:
@@ -58,7 +55,7 @@ class Task:
         if isinstance(wait, Pause):
             self.until = now + wait.seconds
         else:
-            self.until = now if isinstance(wait, Resolve) else wait.until
+            self.until = wait.until
         return True
 
     @staticmethod

@@ -17,15 +17,15 @@ from unittest import mock
 
 from dflockd import errors
 from dflockd.address import Seeds, parse_server, parse_servers
-from dflockd.client import clock, connection, flows, later, operations, renewal
+from dflockd.client import clock, connection, operations, release, renewal
 from dflockd.client import lease as leases
-from dflockd.client.connection import _known_by_number, carry_out
+from dflockd.client.connection import Route, _known_by_number
+from dflockd.client.flow import Flow, Pause
 from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
-from dflockd.client.routing import ShardMap
-from dflockd.client.session import Session
-from dflockd.client.steps import Flow, Pause, Route
+from dflockd.client.routing import Pursuit, ShardMap
+from dflockd.client.session import LockSession
 from dflockd.wire import (
     Reply,
     Status,
@@ -72,14 +72,18 @@ def in_the_simulation(world: World) -> Iterator[None]:
             (clock, "now", in_this_thread(lambda: world.acting.now, clock.now)),
             (leases, "_chance", world.random),
             (connection, "socket", _socket_module(world)),
-            (connection, "_known_by_number", in_this_thread(lambda *_: [], _known_by_number)),
+            (connection, "_known_by_number", in_this_thread(_found, _known_by_number)),
             (operations, "acquire", rules.acquires),
-            *([] if rules.looks else [(flows, "look_at", look_away)]),
+            *([] if rules.looks else [(Pursuit, "glance", look_away)]),
             *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
             (renewal, "_Rescue", rules.rescue),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
+
+
+def _found(host: str, port: int) -> Any:
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, (host, port))]
 
 
 def _socket_module(world: World) -> SimpleNamespace:
@@ -104,7 +108,7 @@ class LibraryClient(Client):
         self.pool = Pool()
         self.sockets: dict[Connection, Socket] = {}
         self._tasks: list[Task] = []
-        self._session: Session | None = None
+        self._session: LockSession | None = None
         self._believed = (b"", 0.0)
         self._was_told = False
         self._wrong = ""
@@ -197,7 +201,7 @@ class LibraryClient(Client):
             cast(Task, lease.task).is_poked = True
 
     def release_later(self, lease: Lease) -> None:
-        self.run(carry_out(later.release_later(lease, self.pool)))
+        self.run(release.release_later(lease, self.pool))
 
     def cannot_be_awaited(self) -> bool:
         return False
@@ -205,7 +209,7 @@ class LibraryClient(Client):
     def _adopt(self, lease: Lease) -> _Step:
         yield Pause(ADOPTED)
         if not lease.is_over:
-            yield from carry_out(renewal.keep(lease, self.pool))
+            yield from renewal.keep(lease, self.pool)
 
     # What it does.
 
@@ -219,7 +223,7 @@ class LibraryClient(Client):
     def use(
         self, take: Callable[..., Life], key: Key, timeout: float, lease: int, hold: float
     ) -> Life:
-        session: Session | None = yield from take(key, timeout, lease)
+        session: LockSession | None = yield from take(key, timeout, lease)
         if session is None:
             return False
         rng, until = self.world.random, self.now + hold
@@ -237,16 +241,16 @@ class LibraryClient(Client):
         self._session = None
         return True
 
-    def _act(self, session: Session) -> Life:
+    def _act(self, session: LockSession) -> Life:
         """Do what the holder of a lock may do meanwhile."""
         if self.world.random.random() < 0.5:
             try:
-                yield from carry_out(session.renew(None))
+                yield from session.renew(None)
             except errors.RemoteError as exc:
                 self.world.log(self.name, "%s", exc)
             return
         try:
-            yield from carry_out(session.check())
+            yield from session.check()
         except errors.LockLostError:
             is_held = False
         else:
@@ -260,7 +264,7 @@ class LibraryClient(Client):
         started, stops, world = self.clock.read(), self._stops, self.world
         self._was_told = False
         target = Target(*key, lease, str(self._map.seeds))
-        session = Session(target, self._route, 0.5, self._map, lambda: self, lambda: self._lost)
+        session = LockSession(target, self._route, 0.5, self._map, lambda: self, lambda: self._lost)
         self._session, claim, is_granted = session, object(), False
         try:
             is_granted = yield from self._let_go_if_it_fails(
@@ -285,9 +289,9 @@ class LibraryClient(Client):
         return None
 
     @staticmethod
-    def _let_go_if_it_fails(session: Session, claim: object, flow: Flow[Any]) -> Life:
+    def _let_go_if_it_fails(session: LockSession, claim: object, flow: Flow[Any]) -> Life:
         try:
-            return (yield from carry_out(flow))  # type: ignore[misc]
+            return (yield from flow)  # type: ignore[misc]
         except BaseException:
             session.let_go(claim)
             raise

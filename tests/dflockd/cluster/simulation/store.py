@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflockd.cluster.transactions import Kind, Transaction
-from dflockd.shards import Lease, Outcome, Put, RevisionIs, format_shard_value
+from dflockd.shards import Outcome, Put, RevisionIs, StoreLease, format_shard_value
 from dflockd.shards.errors import LeaseGoneError, StoreError
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord, parse_shard_value
@@ -152,7 +152,7 @@ class Etcd:
     def _loses(self, server: ServerProcess) -> bool:
         return server.address in self.cut or self.world.chance(self.world.losses)
 
-    def grant(self, ttl: int) -> Lease:
+    def grant(self, ttl: int) -> StoreLease:
         if self.is_full:
             raise StoreError("full")
         return self.space.grant(ttl, self.world.time)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from dflockd import errors
+from dflockd.address import Address
 from dflockd.client import clock, operations
-from dflockd.client.flows import Links, go_on, walk
+from dflockd.client.conversation import asker, connect, talk
+from dflockd.client.flow import Flow
 from dflockd.client.lease import Lease
+from dflockd.client.pool import Pool
 from dflockd.client.process import current
-from dflockd.client.routing import Ask
-from dflockd.client.steps import Flow, Link, Open, Talk
+from dflockd.client.routing import follow
 from dflockd.wire import Superseded
 
 LOOK_EVERY = 5.0
@@ -37,12 +39,11 @@ def listen(lease: Lease | None, told: Told) -> None:
         process.reactor.run(_listen(lease, process.pool, told))
 
 
-def _listen(lease: Lease, links: Links, told: Told) -> Flow[None]:
+def _listen(lease: Lease, pool: Pool, told: Told) -> Flow[None]:
     while not lease.is_over and clock.now() < lease.deadline:
         try:
-            newer = yield from walk(
-                links, lease.path_from(), lease.link.route, lambda step: _hear(lease, links, step)
-            )
+            pursuit = lease.pursuit(asker(pool, lease.link.route))
+            newer = yield from follow(pursuit, lambda server, _: _hear(lease, pool, server))
         except errors.RemoteError:
             continue  # the lease may have been renewed by now
         if newer is not None and not lease.is_over:
@@ -50,13 +51,13 @@ def _listen(lease: Lease, links: Links, told: Told) -> Flow[None]:
         return
 
 
-def _hear(lease: Lease, links: Links, step: Ask) -> Flow[Superseded | None]:
+def _hear(lease: Lease, pool: Pool, server: Address) -> Flow[Superseded | None]:
     """Wait at a server until somebody newer comes, or the lock is not held there any more."""
     if lease.is_over:
         return None
-    route = lease.link.route.at(step.server)
-    link: Link = links.take(route) or (yield Open(route))
-    talk = Talk(link, operations.listen(lease.target.at(step.server), lease.token))
+    route = lease.link.route.at(server)
+    link = pool.take(route) or (yield from connect(route))
+    listening = operations.listen(lease.target.at(server), lease.token)
 
     def look(_is_waiting: bool) -> Flow[float]:
         if lease.is_over or lease.link.route.address != route.address:
@@ -64,6 +65,7 @@ def _hear(lease: Lease, links: Links, step: Ask) -> Flow[Superseded | None]:
         return LOOK_EVERY
         yield  # a flow without steps
 
-    newer = yield from go_on(talk, look)
-    links.give(link)
-    return newer
+    try:
+        return (yield from talk(link, listening, None, look))
+    finally:
+        pool.give(link)  # unless it is closed
