@@ -14,7 +14,7 @@ import pytest
 
 import dflockd.table
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
-from dflockd.table.blocking import Look
+from dflockd.table.blocking import DeadlockSearch
 from dflockd.table.finding import Search
 from dflockd.table.limits import STEP
 from dflockd.table.report import MAX_LISTED, Listing
@@ -315,7 +315,7 @@ def test_no_request_goes_through_what_others_have(crowd: type[Crowd]) -> None:
 
 
 def test_no_step_of_the_look_for_deadlocks_goes_through_all_groups() -> None:
-    look = Look(Groups(MANY // 5).table.each_partition())
+    look = DeadlockSearch(Groups(MANY // 5).table.each_partition())
     costs, ends = [], []
     while not any(ends):
         costs.append(lines_of(lambda: ends.append(look.step())))
