@@ -67,6 +67,13 @@ STORMS: dict[str, tuple[str, ...]] = {
         "r|{mine}|{token}",
     ),
     "unbegun": ("acquire|{mine}|timeout=0 rate=100000/1000", "unbegun|{mine}|{token}"),
+    "next": (
+        "hello|{mine}|version=1",
+        "enqueue|{mine}|turn=1000",
+        "next|_|_",
+        "pass|{mine}|{ticket}",
+        "wait|{mine}|timeout=0",
+    ),
     "pass": (
         "acquire|{key}|timeout=0 away=1000 hold=100",
         "pass|{key}|{ticket}",

@@ -325,9 +325,14 @@ class ConsumerWait:
 
     def _hear_turn(self, waiter: Waiter) -> None:
         """Its turn has come; on the client's thread, for the worker's own may be in a task (solo)."""
-        if self._next != HELD and self._slots.value <= 0:
+        free = self._slots.value
+        if self._next != HELD and free <= 0:
             with self._mutex:
                 waiter.pending.pass_on()
+        elif free > 1:
+            # Another process is free, and the server should know that at once: a task can be over
+            # before this one is in the pool, and somebody at another worker would go first.
+            self._pending.ask()
         self._inbox.post(partial(self._told, waiter))
 
     def _told(self, waiter: Waiter) -> None:

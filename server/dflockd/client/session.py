@@ -575,7 +575,7 @@ class LockSession(Requester):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        # Somebody may have been told of a renewal while the reactor is still at it.
+        # A caller of `renew` may have its answer while the reactor is still at the connection.
         link = (yield from self._taken(lease, claim)) if asked is None else asked
         under_way = None if asked is None else (asked.asked_at, reply)
         patience = min(lease.left, RELEASE_PATIENCE)
