@@ -30,12 +30,33 @@ FANOUT_WITHOUT_QUEUES = ("redis", "mongodb")
 """Transports whose fanout queues are none: who listens gets a message, and none can be put there."""
 
 
+USUAL_VISIBILITY = {"redis": 3600.0, "sqs": 1800.0}
+"""Seconds of ``visibility_timeout`` where an app does not say them, by kind of broker."""
+
+
+def visibility(app: Celery) -> float | None:
+    """Return the seconds after which the broker delivers again what nobody has acknowledged.
+
+    ``None`` if it does not go by time.
+    """
+    usual = USUAL_VISIBILITY.get(driver(app))
+    if usual is None:
+        return None
+    return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or usual)
+
+
 def pause(app: Celery, seconds: float) -> float:
     """Return a pause before a task is sent to run again that its broker can do.
 
     Where RabbitMQ delays messages itself (quorum queues) Celery refuses pauses below one second.
     Those get one second more: at the same moment all would only meet again. No pause stays none.
+
+    Elsewhere a worker keeps the message for the pause. A broker that would deliver it again meanwhile
+    makes two of it, each of which would be sent again with a pause: hundreds in a minute.
     """
+    limit = visibility(app)
+    if limit is not None:
+        return min(seconds, round(limit / 2, 3))
     return seconds + 1.0 if 0.0 < seconds < 1.0 and has_quorum_queues(app) else seconds
 
 

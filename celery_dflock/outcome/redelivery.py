@@ -125,10 +125,10 @@ def look_for_result(plan: Plan) -> str:
     if plan.header.is_free:
         return state
     # The run may have ended at this moment: it releases its lock, then stores its result.
-    seconds = delivery.pause(plan.task.app, RESULT_PAUSE)
     error = LockNotAcquiredError(plan.keys[0], "another run of this task has just ended")
     number = plan.header.redelivery or 1
-    requeue.send_again(plan, seconds, replace(plan.header, redelivery=number, is_free=True), error)
+    header = replace(plan.header, redelivery=number, is_free=True)
+    requeue.send_again(plan, RESULT_PAUSE, header, error)
     logger.info("task %s: its redelivery looks for a result once more", plan.name)
     raise RedeliveryRequeued
 

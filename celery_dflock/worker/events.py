@@ -125,8 +125,13 @@ def send_revoked(sender: Task, request: Context, was_running: bool, **_: Any) ->
 
 
 @signals.task_retry.connect
-def send_retried(sender: Task, request: Context, reason: Retry, einfo: Any, **_: Any) -> None:
-    """Send the event of Celery's own for a requeued task: it sends none for one that ends like this."""
+def send_retried(
+    sender: Task, request: Context, einfo: Any, reason: Retry | None = None, **_: Any
+) -> None:
+    """Send the event of Celery's own for a requeued task: it sends none for one that ends like this.
+
+    A worker that cancels a task gives no reason.
+    """
     if _wanted[0] and isinstance(reason, Requeued):
         said = {"exception": safe_repr(reason.exc), "traceback": safe_str(einfo.traceback)}
         _send("task-retried", sender, request, **said)

@@ -124,6 +124,11 @@ class Prefetch:
         """
         if not self._is_static:
             self._celery = prefetch_count
+            if threading.get_ident() != self._thread:
+                # A task of before a reconnect has ended in a thread of the pool. To wait for the
+                # answer there would be for ever, if the consumer's thread is the one to read it.
+                self._consumer.call_soon(self._say)
+                return
             self._told = self._sum()
         self._tell(prefetch_count=prefetch_count if self._is_static else self._told)
 

@@ -1,7 +1,8 @@
 """How long a broker lets a message wait for its acknowledgement, and how one is given back in time.
 
 RabbitMQ closes the channel of a consumer that keeps one message for longer than its own
-``consumer_timeout``, and Celery's worker ends with that. It does not say how long that is.
+``consumer_timeout``, and Celery's worker ends with that. It does not say how long that is. Redis and
+SQS deliver it again after ``visibility_timeout``, and both would be on their way.
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ logger = logging.getLogger("celery_dflock")
 def limit(app: Celery) -> float | None:
     """Return the seconds that a task may wait here with its message; ``None`` for any number.
 
-    ``x-consumer-timeout`` of a queue counts (milliseconds), else ``dflock_consumer_timeout``.
+    With RabbitMQ ``x-consumer-timeout`` of a queue counts (milliseconds), else
+    ``dflock_consumer_timeout``.
     """
+    visibility = delivery.visibility(app)
+    if visibility is not None:
+        return SHARE * visibility // 1 or None  # lock servers count whole seconds
     if delivery.driver(app) != "amqp":
         return None
     usual = settings(app).consumer_timeout
     queues = app.amqp.queues.consume_from.values()
     known = [_own_timeout(queue, usual) for queue in queues] or [usual]
     least = min((seconds for seconds in known if seconds), default=0.0)
-    return max(1.0, SHARE * least // 1) if least else None  # lock servers count whole seconds
+    return max(1.0, SHARE * least // 1) if least else None
 
 
 def _own_timeout(queue: Any, usual: float) -> float:
@@ -58,11 +63,14 @@ def warn(app: Celery, timeouts: Mapping[str, float | None]) -> None:
     names = sorted(name for name, seconds in timeouts.items() if seconds is None or seconds > most)
     if names:
         logger.warning(
-            "lock_timeout of %s is longer than RabbitMQ waits for an acknowledgement: in the "
+            "lock_timeout of %s is longer than the broker waits for an acknowledgement: in the "
             "consumer it is requeued after %.0f s and keeps its position; lower lock_timeout, or "
-            "raise RabbitMQ's consumer_timeout and dflock_consumer_timeout",
+            "raise %s",
             ", ".join(names),
             most,
+            "RabbitMQ's consumer_timeout and dflock_consumer_timeout"
+            if delivery.driver(app) == "amqp"
+            else "visibility_timeout",
         )
 
 

@@ -20,6 +20,7 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
 from tests.celery_dflock.record import Event, Record
+from tests.celery_dflock.worker_log import CheckedWorker
 
 PATIENCE = 60.0
 """Seconds that a test waits for something that should come soon, on a busy machine too.
@@ -51,12 +52,12 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         files: int | None = None,
-    ) -> Worker:
+    ) -> CheckedWorker:
         """A worker, not yet started; by default it serves a queue of its own name alone.
 
         With `files` it may have no more than so many open, each of its processes.
         """
-        worker = (Worker if files is None else partial(_Limited, files))(
+        worker = (CheckedWorker if files is None else partial(_Limited, files))(
             self.directory,
             *("-Q", queues or name, *args),
             app=app,
@@ -156,7 +157,7 @@ def waiters(server: LockServer, key: str) -> int | None:
     return locks.get(key)
 
 
-class _Limited(Worker):
+class _Limited(CheckedWorker):
     """A worker that may have only so many files open."""
 
     def __init__(self, files: int, *args: Any, **options: Any) -> None:

@@ -71,6 +71,14 @@ def test_pauses_are_as_they_are_elsewhere(app: Celery) -> None:
     assert delivery.pause(app, 0.05) == 0.05
 
 
+def test_no_pause_outlasts_the_patience_of_a_broker() -> None:
+    """As it is usual, and as the app says."""
+    redis = Celery(broker="redis://", set_as_current=False)
+    assert delivery.pause(redis, 10_000.0) == 1800.0
+    redis.conf.broker_transport_options = {"visibility_timeout": 5}
+    assert [delivery.pause(redis, each) for each in (0.05, 2.5, 30.0)] == [0.05, 2.5, 2.5]
+
+
 def test_the_most_common_route_is_celerys() -> None:
     app = an_app()
     assert delivery.route_of(app, received("", "default")) == {}

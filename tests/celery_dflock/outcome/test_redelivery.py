@@ -104,7 +104,7 @@ def test_delivered_again_while_it_runs(
 def test_its_many_copies_come_to_an_end_soon_after_it(
     cluster: Cluster, worker: Worker, gate: Path, key: str
 ) -> None:
-    """Each waits for longer than Redis does before it delivers again: none waits for another copy."""
+    """Its pauses would be longer than Redis waits before it delivers again: none waits for a copy."""
     sent = cluster.send(jobs.late_seldom, key, gate=str(gate), queue=worker.name)
     cluster.wait_event("requeued", sent, 20)
 

@@ -14,6 +14,7 @@ from kombu import Connection, Exchange, Queue
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import Cluster
+from tests.celery_dflock.worker_log import CheckedWorker
 from tests.rabbitmq import RabbitMQ
 
 EXCHANGE = {"classic": "direct", "quorum": "topic"}
@@ -68,7 +69,7 @@ class Bus:
         **settings: Any,
     ) -> Worker:
         """A worker of this queue, not yet started."""
-        worker = Worker(
+        worker = CheckedWorker(
             self.cluster.directory,
             *args,
             app=app,
@@ -102,3 +103,9 @@ class Bus:
         """How many are ready to be received."""
         bound = self.queue.bind(self.connection.default_channel)
         return int(bound.queue_declare(passive=True).message_count)
+
+    def close_connections(self) -> None:
+        """Have RabbitMQ close all connections, of its own accord."""
+        self.rabbitmq.evaluate(
+            'rabbit_networking:close_connections(rabbit_networking:connections(), "a test")'
+        )

@@ -19,6 +19,7 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, wait_until
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
+from tests.celery_dflock.reconnects import lose_connections
 from tests.celery_dflock.worker.waiting import (
     assert_in_order,
     ids,
@@ -175,10 +176,13 @@ def test_a_broker_connection_that_breaks(cluster: Cluster, key: str, tmp_path: P
                 sender.send_task("parked", kwargs={"key": key}, queue="cut-off") for _ in range(4)
             ]
             cluster.wait_waiters(key, 4)
-            with redis.Redis(unix_socket_path=str(frail.socket)) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-            worker.wait_log("4 tasks that waited in the consumer")
-            cluster.wait_waiters(key, 4)
+
+            def cut() -> None:
+                with redis.Redis(unix_socket_path=str(frail.socket)) as client:
+                    client.client_kill_filter(_type="normal", skipme=True)
+
+            for _ in range(2):
+                lose_connections(cluster, key, 4, cut)
             held.release()
             wait_started(cluster, key, 4)
             cluster.wait_free(key)

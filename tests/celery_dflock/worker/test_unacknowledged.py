@@ -26,7 +26,9 @@ def an_app(broker: str = "amqp://", *queues: Queue, **settings: Any) -> Celery:
         (an_app(dflock_consumer_timeout=10), 9),
         (an_app(dflock_consumer_timeout=1), 1),
         (an_app(dflock_consumer_timeout=0), None),
-        (an_app("redis://"), None),
+        (an_app("redis://"), 3240),
+        (an_app("redis://", broker_transport_options={"visibility_timeout": 60}), 54),
+        (an_app("redis://", broker_transport_options={"visibility_timeout": 1}), None),
         (an_app("memory://", dflock_consumer_timeout=10), None),
         (an_app("amqp://", Queue("a", queue_arguments={"x-consumer-timeout": 60000})), 54),
         (an_app("amqp://", Queue("a", consumer_arguments={"x-consumer-timeout": 60000})), 54),
@@ -51,8 +53,13 @@ def test_tasks_that_may_wait_longer_are_named(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "celery_dflock"):
         unacknowledged.warn(an_app(), timeouts)
         unacknowledged.warn(an_app("redis://"), timeouts)
+        unacknowledged.warn(an_app("memory://"), timeouts)
         unacknowledged.warn(an_app(), {"short": 5.0})
 
-    [line] = caplog.messages
-    assert line.startswith("lock_timeout of endless, long is longer than RabbitMQ waits")
-    assert "it is requeued after 1620 s" in line
+    amqp, redis = caplog.messages
+    for line in (amqp, redis):
+        assert line.startswith("lock_timeout of endless, long is longer than the broker waits")
+    assert "it is requeued after 1620 s" in amqp
+    assert amqp.endswith("RabbitMQ's consumer_timeout and dflock_consumer_timeout")
+    assert "it is requeued after 3240 s" in redis
+    assert redis.endswith("raise visibility_timeout")
