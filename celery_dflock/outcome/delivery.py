@@ -73,13 +73,15 @@ def route_of(app: Celery, request: Context) -> dict[str, Any]:
     exchange, key = _origin(request)
     if queue is not None and _is_for_all(app, queue):
         return _route_to_one(app, request, queue)
-    if not exchange:
-        return {}
     if not has_quorum_queues(app):
-        # A queue that has the exchange and the key for itself, as Celery makes them.
-        if queue is None or (queue.exchange.type == "direct" and queue.name == key):
+        # A queue that has the exchange and the key for itself, as Celery makes them. Of what came to
+        # a queue by its name Celery makes a message for the exchange of the queue, if not direct.
+        by_name = not exchange or (queue is not None and queue.name == key)
+        if queue is None or (queue.exchange.type == "direct" and by_name):
             return {}
         return _route_to_one(app, request, queue)
+    if not exchange:
+        return {}
     kinds = {each.exchange.name: each.exchange.type for each in app.amqp.queues.values()}
     kind = "topic" if exchange == DELAYED else kinds.get(exchange)
     if kind is None or (kind == "direct" and queue is None):

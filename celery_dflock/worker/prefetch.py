@@ -125,8 +125,8 @@ class Prefetch:
         if not self._is_static:
             self._celery = prefetch_count
             if threading.get_ident() != self._thread:
-                # A task of before a reconnect has ended in a thread of the pool. To wait for the
-                # answer there would be for ever, if the consumer's thread is the one to read it.
+                # A task of before a reconnect has ended in a thread of the pool. If that waited for
+                # the answer, the consumer's thread could read it, and both would stand still.
                 self._consumer.call_soon(self._say)
                 return
             self._told = self._sum()

@@ -158,7 +158,9 @@ def test_what_a_shared_queue_gets_goes_back_to_it_and_is_for_one(broker: str, ki
             delivery.route_of(app, request)
     else:
         assert not is_for_all(app, request)
-        assert route(app, request) == ("shared", "", "direct", "shared")
+        back = ("shared", "", "direct", "shared")
+        assert route(app, request) == back
+        assert route(app, received("", "shared")) == back, "and so when it goes back again"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,13 @@ from tests.celery_dflock.worker.waiting import ids, started
 
 MANY, OTHERS = 500, 20
 LATE = 1.0
-"""Seconds after which somebody who has nothing to do with them must have begun."""
+"""Seconds after which somebody who has nothing to do with them must have begun.
+
+But for one at each kill and stop. All that waited in a worker that is killed comes to the other one
+at once, and ahead of what is sent then. That is as late without locks: with a thousand tasks that
+wait for an ETA instead, through the same kills on a machine at load 13, the latest began after 0.92 s,
+and with locks after 0.34 s.
+"""
 
 
 @contextmanager
@@ -63,9 +68,7 @@ def start(bus: Bus, running: ExitStack, name: str) -> Worker:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_none_is_lost_and_none_runs_twice_at_once(
-    make_bus: Callable[..., Bus], key: str, gate: Path
-) -> None:
+def test_none_is_lost_and_none_runs_twice_at_once(make_bus: Callable[..., Bus], key: str) -> None:
     bus = make_bus("classic")
     cluster = bus.cluster
     with ExitStack() as running:
