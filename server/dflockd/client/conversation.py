@@ -210,9 +210,13 @@ def _look(link: Connection, look: LookAgain, waits: bool) -> Flow[tuple[float, b
     try:
         pause = yield from look(waits)
     except errors.MovedError:
-        if (line := link.receive()) is None:
-            raise
-        return clock.now(), line
+        if (line := link.receive()) is not None:
+            return clock.now(), line
+        link.close()  # another server says so: here the answer may still come, and be a grant
+        raise
+    except BaseException:
+        link.close()
+        raise
     return clock.now() + pause, None
 
 

@@ -201,6 +201,33 @@ async def test_an_answer_is_given_a_moment_also_when_the_time_is_over(
     await aio.drive(ask())
 
 
+async def test_a_connection_on_which_an_answer_is_given_up_is_of_no_more_use(
+    start: Callable[..., ServerProcess],
+) -> None:
+    """Another server says that it has the key: the answer may come here all the same, a grant even."""
+    server = start()
+    route = Route(Address("127.0.0.1", server.port))
+
+    def is_elsewhere(_: bool) -> Flow[float]:
+        raise errors.MovedError("it is elsewhere", to="127.0.0.1:1")
+        yield
+
+    def ask() -> Flow[None]:
+        link = yield from connect(route)
+        server.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(errors.MovedError):
+                yield from talk(
+                    link, operations.ping(operations.about_server("")), None, is_elsewhere
+                )
+        finally:
+            server.signal(signal.SIGCONT)
+        assert link.closed
+
+    blocking.drive(ask())
+    await aio.drive(ask())
+
+
 @pytest.mark.parametrize("name", ["asyncio", "uvloop"])
 def test_a_reply_that_came_while_the_loop_was_busy(
     start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch, name: str

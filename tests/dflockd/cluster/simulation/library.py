@@ -194,7 +194,8 @@ class LibraryClient(Client):
             cast(Task, lease.task).is_poked = True
 
     def renew(self, lease: Lease) -> None:
-        self.keep(lease)
+        if not lease.is_away:  # else it is about to be renewed on another connection
+            self.keep(lease)
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:
