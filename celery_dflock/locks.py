@@ -336,14 +336,14 @@ class Locks(LocksBase[DistributedLock]):
         Raises:
             LockLostError: one is not.
         """
-        while (
-            not self.held
-        ):  # nearly always they are; one may come into doubt while another's end is waited for
+        while True:
             for lock in self._locks:
                 try:
                     lock.check()
                 except errors.LockLostError as exc:
                     raise lost_error(lock) from exc
+            if self.held:  # one may come into doubt while another's end is waited for
+                return
 
     def look(self, key: str) -> Look:
         """Ask what the server knows of a key."""

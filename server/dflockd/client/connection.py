@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import os
+import select
 import socket
 import ssl
 import threading
@@ -173,6 +174,21 @@ class Connection:
     def has_data(self) -> bool:
         """Return whether there is something to read that the socket no longer has."""
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
+
+    def has_come(self) -> bool:
+        """Return whether something can be read at once, be it the end of the connection.
+
+        For connections that nobody watches. It looks and does not wait, in an event loop as well.
+        """
+        number = self._sock.fileno()
+        if number < 0:
+            return True
+        make_poll = getattr(select, "poll", None)  # not on Windows, and eventlet takes it away
+        if make_poll is None:
+            return bool(select.select([number], [], [], 0)[0])
+        poll = make_poll()
+        poll.register(number, select.POLLIN)
+        return bool(poll.poll(0))
 
     def ask(self, request: bytes, now: float) -> None:
         """Send a request, whose reply the caller waits for; if that fails, close it instead.

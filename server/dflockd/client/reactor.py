@@ -137,6 +137,16 @@ class Reactor:
         reactor = _reactor_of(lease, self)
         reactor.call(partial(reactor._renew, lease))
 
+    def read(self, lease: Lease, seen: Signal) -> None:
+        """Watch a lease from now on, and take in what has come on its connection by now.
+
+        Args:
+            lease: it.
+            seen: fired once that is done.
+        """
+        reactor = _reactor_of(lease, self)
+        reactor.call(partial(reactor._read, lease, seen))
+
     def report(self, lease: Lease) -> None:
         """Come back to a lease when its beginning must be reported, if it lasts until then."""
         _reactor_of(lease, self)._tell(lease.report_at, lease)
@@ -369,6 +379,14 @@ class Reactor:
             self._look_at(lease)
         elif not lease.is_away:  # else it is about to be renewed on another connection
             self._step(lease.task, False)
+
+    def _read(self, lease: Lease, seen: Signal) -> None:
+        if not isinstance(lease.task, Task):
+            self._look_at(lease)
+        task = lease.task
+        if isinstance(task, Task) and task.registered == (lease.link, selectors.EVENT_READ):
+            self._step(task, True)
+        seen.fire()
 
     def _sweep(self) -> Flow[None]:
         while True:

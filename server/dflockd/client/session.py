@@ -28,7 +28,7 @@ from dflockd.address import Address
 from dflockd.client import clock, forks, operations, outage
 from dflockd.client.connection import Connection, Route
 from dflockd.client.conversation import Heard, ask, talk
-from dflockd.client.flow import Flow, Hear, Pause
+from dflockd.client.flow import Flow, Hear, Pause, Signal
 from dflockd.client.frames import without_frames
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
@@ -474,15 +474,23 @@ class LockSession(Requester):
                 raise self._lost_error("is not held")
             state = lease.state
             if state == HELD:
-                return
-            if state != DOUBTFUL:
+                # The reactor watches it after a while: until then nobody has seen what may have come.
+                if lease.task is not None or not lease.link.has_come():
+                    return
+            elif state != DOUBTFUL:
                 raise self._lost_error("is lost")
-            if self._home().reactor.cannot_be_awaited():
+            reactor = self._home().reactor
+            if reactor.cannot_be_awaited():
                 raise self._lost_error(
                     "is in doubt, and this thread cannot wait until it is certain"
                 )
-            assert lease.settled is not None
-            yield Hear(lease.settled, lease.deadline)
+            if state == HELD:
+                seen = Signal()
+                reactor.read(lease, seen)
+            else:
+                assert lease.settled is not None
+                seen = lease.settled
+            yield Hear(seen, lease.deadline)
 
     def renew(self, seconds: int | None) -> Flow[bool]:
         """Have the reactor start the lease anew; ``False`` if it is lost.

@@ -62,6 +62,22 @@ def test_nested_in_doubt(app: Celery, server: LockServer, key: str) -> None:
 
 
 @forgets
+def test_certain_from_the_first_instant(app: Celery, server: LockServer, key: str) -> None:
+    """Its server ends as the body begins, and `check` does not say that the lock is held."""
+
+    @app.task(base=LockedTask, lock_key=key, lock_ttl=1, lock_lost="warn", shared=False)
+    def task() -> None:
+        lock = current_lock()
+        assert lock is not None
+        lock.check()
+        server.kill()
+        with pytest.raises(LockLostError):
+            lock.check()
+
+    task.apply(throw=True).get()
+
+
+@forgets
 def test_nested_under_one_of_several_keys_that_is_not_lost(
     app: Celery, server: LockServer, lock_server: LockServer, key: str
 ) -> None:

@@ -181,6 +181,18 @@ def test_any_bytes(
     check()
 
 
+@pytest.mark.parametrize("name", ["hello", "acquire", "adopt"])
+def test_an_empty_line(face: Face, scripted: ScriptedServer, name: str) -> None:
+    """It is an answer, and not silence."""
+    kind, call, _ = METHODS[name]
+    scripted.script(Hello, WELCOME)
+    scripted.script(kind, b"\n")
+    lock = face.module.DistributedLock("key", 0, 30, servers=[("127.0.0.1", scripted.port)])
+    with pytest.raises(errors.BadReplyError):
+        face.do(call(lock))
+    assert lock.state == "free"
+
+
 # The renewal in the background has nobody to raise an error to.
 
 

@@ -69,6 +69,28 @@ async def test_two_do_not_hold_it(
     await other.release()
 
 
+async def test_certain_from_the_first_instant(
+    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+) -> None:
+    """The connection ends before anybody watches it, and `check` does not wait for that."""
+    proxy = through(server)
+    lost = Calls()
+    lock = client.lock(key, proxy, lease_ttl_s=LEASE, on_lost=lost)
+    other = client.lock(key, server, acquire_timeout_s=LEASE)
+    await lock.acquire()
+    assert await lock.check() is None, "nothing has come"
+    proxy.cut(reset=False)
+    assert await soon(other.acquire()) is True, "the server frees it with its connection"
+    with pytest.raises(errors.LockLostError):
+        await soon(lock.check())
+    assert lock.state == "lost"
+    await lost.first()
+    assert len(lost.locks) == 1
+    assert await soon(lock.release()) is False
+    assert other.held
+    await other.release()
+
+
 async def test_the_doubt_ends_with_the_lease(
     client: Client,
     server: ServerProcess,
