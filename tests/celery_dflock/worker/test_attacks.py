@@ -81,6 +81,10 @@ def test_a_pool_that_shrinks_and_grows(cluster: Cluster, key: str) -> None:
             sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(6)]
             cluster.wait_waiters(key, 6)
             control.pool_shrink(1, destination=[node], reply=True)
+            main = psutil.Process(
+                worker.pid
+            )  # a process that is about to end could be given a task
+            cluster.wait(lambda: len(main.children()) == 1 or None, "one process that is left")
         control.pool_grow(2, destination=[node], reply=True)
         assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
     assert started(cluster, key) == ids(sent)

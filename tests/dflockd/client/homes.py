@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflockd.client.connection import Connection, Route
-from dflockd.client.flow import Flow, Hear, Pause, Ready
+from dflockd.client.flow import Flow, Hear, Pause, Ready, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
 from dflockd.client.release import release_later, take_back
@@ -208,6 +208,16 @@ class FakeReactor:
             self._adopt(lease)
         elif not lease.is_away:
             self._poke(lease)
+
+    def read(self, lease: Lease, seen: Signal) -> None:
+        self._stage.soon(lambda: self._read(lease, seen), 0.05)
+
+    def _read(self, lease: Lease, seen: Signal) -> None:
+        if self._stage.now < self._home.stalled_until:
+            self._stage.at(self._home.stalled_until, lambda: self._read(lease, seen))
+            return
+        self._adopt(lease)
+        self._stage.soon(seen.fire, 0.01)
 
     def _adopt(self, lease: Lease) -> None:
         if self._stage.now < self._home.stalled_until:

@@ -20,7 +20,7 @@ from dflockd.address import Seeds, parse_server, parse_servers
 from dflockd.client import clock, connection, operations, release, renewal
 from dflockd.client import lease as leases
 from dflockd.client.connection import Route, _known_by_number
-from dflockd.client.flow import Flow, Pause
+from dflockd.client.flow import Flow, Pause, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
@@ -196,6 +196,16 @@ class LibraryClient(Client):
     def renew(self, lease: Lease) -> None:
         if not lease.is_away:  # else it is about to be renewed on another connection
             self.keep(lease)
+
+    def read(self, lease: Lease, seen: Signal) -> None:
+        if lease.task is None:
+            lease.task = self.run(renewal.keep(lease, self.pool))
+        self.run(self._fire(seen))
+
+    @staticmethod
+    def _fire(seen: Signal) -> _Step:
+        yield Pause(0)  # what has come is read by then
+        seen.fire()
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:
