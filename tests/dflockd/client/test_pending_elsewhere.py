@@ -143,8 +143,19 @@ def test_in_a_cluster_a_turn_goes_where_its_key_goes(cluster: ScriptedCluster) -
     crowd.hear_told(0)
     assert acquire.ticket == "2ticket2"
     assert [request.ticket for request in second.asked(Enqueue)] == [b"1ticket1"]
-    first.script(Enqueue, Queued(b"3ticket3"))
-    first.script(Next, YourTurn(b"3ticket3"), Silence)
+    is_back = threading.Event()
+
+    def back(_: object) -> object:
+        is_back.set()
+        return Queued(b"3ticket3")
+
+    def turn(_: object) -> object:
+        # The first server is asked as soon as it can be reached again, before the position is there.
+        assert is_back.wait(PATIENCE)
+        return YourTurn(b"3ticket3")
+
+    first.script(Enqueue, back)
+    first.script(Next, turn, Silence)
     first.script(Wait, Silence)
     first.cut()
     cluster.is_at(0, 9)
