@@ -21,7 +21,7 @@ from dflockd.sync_client import DistributedLock, DistributedSemaphore, RateLimit
 from dflockd.wire import UNLIMITED
 from tests.chaos.bare import CLUSTER, Bare
 from tests.chaos.history import Recorder, now
-from tests.chaos.options import FAIR, HISTORY, RATED, SEVERAL, key_names
+from tests.chaos.options import FAIR, HISTORY, RATED, SEVERAL, key_names, of_users
 from tests.chaos.resource import FencedResource
 from tests.chaos.section import Heedless, deadline, work
 
@@ -198,15 +198,7 @@ stopping = threading.Event()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--servers", required=True)
-    parser.add_argument("--seed", required=True)
-    parser.add_argument("--directory", required=True)
-    parser.add_argument("--keys", type=int, required=True)
-    parser.add_argument("--lease", type=int, required=True)
-    parser.add_argument("--work", type=float, required=True)
-    parser.add_argument("--long", type=float, required=True)
-    parser.add_argument("--aside", type=float, required=True)
+    parser = of_users("servers", "directory")
     parser.add_argument("--heedless", action="store_true")
     options = parser.parse_args()
     recorder = Recorder(Path(options.directory) / HISTORY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,18 @@ class Options:
             if self.serving_lease is None
             else ClusterParameters(serving_lease=self.serving_lease, max_lease=self.lease)
         )
+
+
+def of_users(*more: str) -> argparse.ArgumentParser:
+    """Return what reads the command of a process of a run; `more` are arguments of its own."""
+    parser = argparse.ArgumentParser()
+    for name in ("seed", *more):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("keys", "lease"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("work", "long", "aside"):
+        parser.add_argument(f"--{name}", type=float, required=True)
+    return parser
 
 
 SEVERAL, RATED, FAIR, NEWEST, ONCE = SORTS = ("several-", "rated-", "fair-", "newest-", "once-")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.chaos import jobs
 from tests.chaos.history import now
-from tests.chaos.options import HISTORY, NEWEST, ONCE, key_names
+from tests.chaos.options import HISTORY, NEWEST, ONCE, key_names, of_users
 from tests.chaos.processes import Finished
 from tests.chaos.story import IN_DOUBT
 
@@ -111,13 +111,7 @@ class Sender:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", required=True)
-    parser.add_argument("--keys", type=int, required=True)
-    parser.add_argument("--lease", type=int, required=True)
-    parser.add_argument("--work", type=float, required=True)
-    parser.add_argument("--long", type=float, required=True)
-    parser.add_argument("--aside", type=float, required=True)
+    parser = of_users()
     parser.add_argument("--rate", type=float, required=True)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
