@@ -78,7 +78,8 @@ def test_a_run_leaves_no_more_to_the_collector_than_one_without_a_lock(
             run.apply((key,))
         return gc.collect()
 
-    assert left(task) <= left(plain)
+    # What a run leaves is there in every round; threads of earlier tests leave theirs in one or two.
+    assert min(left(task) for _ in range(5)) <= min(left(plain) for _ in range(5))
 
 
 def test_lock_is_held_while_it_runs(app: Celery, lock_server: LockServer, key: str) -> None:
