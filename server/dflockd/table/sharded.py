@@ -266,6 +266,8 @@ class ShardTable(LockTable):
                 self.slots.unblock(waiting, self._lapsed, effects)
             elif waiting is not None:
                 self.slots.leave(waiting)
+                if waiting.leaves_room and self.slots.is_here(waiting.entry):
+                    self.slots.withheld[waiting.entry] = None
                 effects.append((peer.id, self._lapsed))
         return effects
 
@@ -438,7 +440,7 @@ def _group_of(waiter: Waiter) -> FairGroup | None:
     group, queue = waiter.group, waiter.entry.waiters
     if group is None or queue is None:
         return group
-    return FairGroup(group.name, queue.limit_of(group))
+    return group._replace(limit=queue.limit_of(group))
 
 
 def _entries(partition: Partition) -> Iterable[Entry]:

@@ -116,10 +116,12 @@ class HoldRecord(NamedTuple):
     """Whether its run has yet to begin, and counts then; see `dflockd.table.rates`."""
     group: bytes = b""
     """To which group its holder belongs; see `dflockd.wire.FairGroup`."""
+    weight: int = 1
+    """How many slots it takes; see there."""
 
 
 HoldFields: TypeAlias = tuple[
-    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool, bytes
+    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool, bytes, int
 ]
 """What a `HoldRecord` is made of, in its order."""
 
@@ -146,6 +148,11 @@ class Entry:
         """Who is in the queue and has an age. They are as old as the newest, or about to leave: so
         nobody has to look for them among all others. Absent until there is one."""
 
+    @property
+    def used(self) -> int:
+        """How many of its slots are taken: one for each holder, or what it takes if that is more."""
+        return len(self.holds) + (0 if self.waiters is None else self.waiters.extra)
+
     def queue(self) -> Queue[Waiter]:
         """Return its queue."""
         if self.waiters is None:
@@ -153,7 +160,7 @@ class Entry:
         return self.waiters
 
     def grouped(self) -> Queue[Waiter]:
-        """Return its queue, in which groups take turns from now on."""
+        """Return its queue, in which groups take turns, and weights count, from now on."""
         queue = self.waiters
         if queue is None or not queue.is_grouped:
             self.waiters = queue = GroupedQueue(queue)
@@ -233,12 +240,23 @@ class Hold(Timed):
         queue = self.entry.waiters
         return b"" if queue is None or not queue.is_grouped else queue.group_of(self.fence)
 
+    @property
+    def weight(self) -> int:
+        """How many slots of its entry it takes."""
+        queue = self.entry.waiters
+        return 1 if queue is None else queue.weight_of(self.fence)
+
     def fields(self) -> HoldFields:
         """Return what is worth keeping, as plain as it can be: it is asked for at every change.
 
         The token is not: who knows the secret can make it anew.
         """
-        entry, owner = self.entry, self.owner
+        entry, owner, queue = self.entry, self.owner, self.entry.waiters
+        is_pending, group, weight = False, b"", 1
+        if queue is not None:
+            is_pending = queue.rate is not None and self.is_pending
+            if queue.is_grouped:
+                group, weight = self.group, self.weight
         return (
             entry.space,
             entry.key,
@@ -252,8 +270,9 @@ class Hold(Timed):
             b"" if owner is None else owner[0],
             0 if owner is None else owner[1],
             0 if owner is None else owner[2],
-            self.is_pending,
-            self.group,
+            is_pending,
+            group,
+            weight,
         )
 
     def kept(self) -> HoldRecord:
@@ -355,6 +374,15 @@ class Waiter(Position):
     def is_told(self) -> bool:
         """Whether its turn has come, and its process was told."""
         return self.state in (EXPECTED, PASSED) and self.reservation is None
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether others may have their turn once it is away or gone, though it had none.
+
+        A slot that it had may be free and not held for good; or it was the first, and waited for more
+        than was free.
+        """
+        return self.turn is not None or self.weight > 1
 
     @property
     def place(self) -> object:

@@ -130,6 +130,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         told: bool = True,
     ) -> None:
         peer = self.peers.pop(number)
+        waiters = [*([peer.waiting] if peer.waiting else []), *peer.enqueued]
+        gone = [w for w in waiters if not w.is_told and (w.weight > 1 or w.turn is not None)]
         for key in list(self.keys.values()):
             for waiter in list(key.queue):
                 if waiter.peer == number and not waiter.is_told:
@@ -139,6 +141,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance(places)
+        for waiter in dict.fromkeys(gone):
+            if waiter.name in self.keys:
+                self._serve(waiter.name)
         last = peer.told
         if last is not None and last.peer and last.is_told and self.is_in_line(last):
             self._be_untold(last)
@@ -190,7 +195,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 continue  # it had ended
             hold = known[record.fence]
             key = self.keys.setdefault(hold.name, Key(record.limit))
-            key.is_grouped |= hold.group != b""
+            key.is_grouped |= hold.group != b"" or hold.weight > 1
             last = max([self._fence(each) or 0 for each in key.holds if each.limit], default=0)
             if record.limit and record.fence > last:
                 key.limit = record.limit
@@ -203,7 +208,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self.rates_since = recovers_until
         for rate in self.rates.values():  # what nobody was told of has not begun
             rate.closed_until = self.rates_since
-            rate.pending = [hold for hold in rate.pending if hold in self.holds()]
+            rate.pending = {h: min(h.weight, rate.runs) for h in rate.pending if h in self.holds()}
 
     def _enter(
         self, peer: int, name: Name, request: Acquire | Enqueue
@@ -252,6 +257,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         if has_room:
             hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "granted", hold, span)
+            self._look_behind(name)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         elif request.timeout == 0 and not request.reserve:
@@ -262,9 +268,14 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         else:
             waiter = self._joining(peer, name, request, two_phase=False)
             if request.timeout == 0:
-                self.answers.insert(self.first, self._end_wait(waiter))
+                self._end_wait_and_go_on(waiter, self.first)
             else:
                 self._block(waiter, request.timeout)
+
+    def _look_behind(self, name: Name) -> None:
+        """Serve who waits behind somebody of a group that is left out since it has this slot."""
+        if any(each.wants and each.weight > 1 for each in self.keys[name].queue):
+            self._serve(name)
 
     def _joining(
         self, peer: int, name: Name, request: Acquire | Enqueue, *, two_phase: bool
@@ -304,6 +315,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             waiter.hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "acquired", waiter.hold, span)
             self.peers[peer].enqueued.append(waiter)
+            self._look_behind(name)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         else:
@@ -376,10 +388,10 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._block(waiter, request.timeout)
 
     def _end_wait_and_go_on(self, waiter: Waiter, at: int) -> None:
-        """There may be a slot for who wanted to be told of a turn."""
-        had_turn = waiter.turn is not None
+        """There may be a slot for who wanted to be told of a turn, or behind who wanted several."""
+        goes_on = waiter.turn is not None or waiter.weight > 1
         self.answers.insert(at, self._end_wait(waiter))
-        if had_turn and waiter.name in self.keys:
+        if goes_on and waiter.name in self.keys:
             self._serve(waiter.name)
 
     def release(self, peer: int, request: Release) -> None:
@@ -401,7 +413,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         name = (0, request.key)
         hold = self._by_token(name, request.token)
         if hold is not None and name in self.rates and hold in self.rates[name].pending:
-            self.rates[name].pending.remove(hold)
+            del self.rates[name].pending[hold]
             self.seen["a place that is given back"] += 1
         self.release(peer, Release(*name, request.token))  # type: ignore[arg-type]
 
