@@ -168,9 +168,9 @@ class GroupedQueue(Queue[W]):
     up, even in vain. Iteration follows the turns to come: last are those whose groups have all that
     they may, by the names of these groups.
 
-    Here is also who takes how many slots, of a key where somebody has a weight, group or not. Who is
-    the first and takes more than is free is not passed by those behind, nor by another group. If its
-    process asks no more meanwhile, others go first from the next change at the key on.
+    Here is also who takes how many slots, of a key where somebody has a weight, group or not. The first
+    one may take more than is free. Then nobody passes it, nor does another group. If its process
+    stops to ask, others go first with the next change at the key.
 
     In `line` and `returned` are all who have come since groups take turns here, beside those of their
     groups: so it is known who is the oldest.
