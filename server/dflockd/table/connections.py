@@ -61,24 +61,26 @@ class Connections:
         # Before anything due now is granted: the peer is gone and cannot receive it.
         del self.peers[peer.id]
         peer.ended = True
-        gone: list[Waiter] = []
+        left: list[Waiter] = []
+        """Behind whom somebody may go on."""
         if told:
             peer.granted = None
         waiting = peer.waiting
         if isinstance(waiting, Process):
             waiting.asking = None
         elif waiting is not None and not waiting.is_told:
+            if waiting.leaves_room:
+                left.append(waiting)
             self.slots.leave(waiting)
-            gone.append(waiting)
         peer.waiting = None
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
             if not waiter.is_told:  # else that frees a slot: after what falls due now
+                if waiter.leaves_room:
+                    left.append(waiter)
                 self._stand_down(waiter)
-                gone.append(waiter)
         self.slots.expire(now, effects)
-        for waiter in gone:
-            if waiter.leaves_room:
-                self.slots.look_after(waiter, now, effects)
+        for waiter in left:
+            self.slots.look_after(waiter, now, effects)
         last, peer.told = peer.told, None
         if last is not None and last.is_told:
             # Its process may never have heard of it.
@@ -99,8 +101,9 @@ class Connections:
     ) -> None:
         """Decide what happens to what stands on a peer that has ended."""
         if isinstance(item, Waiter):
+            leaves_room = item.leaves_room
             self._stand_down(item)
-            if item.leaves_room:
+            if leaves_room:
                 self.slots.look_after(item, now, effects)
             return
         peer = item.peer

@@ -27,7 +27,8 @@ class Lane(Lines[W]):
         self.name = name
         self.is_stuck = False
         """Whether its turn has come, and the first of it wants more slots than the group may have
-        beside those that are taken. Then it is left out, until there is something new in it."""
+        beside those that are taken. Then it is left out, until there is something new in it. All that
+        is new where somebody takes more than one slot is followed by a look at who is the next."""
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
@@ -484,7 +485,7 @@ class GroupedQueue(Queue[W]):
             return False
         before, lane.limit = lane.ready, group.limit
         self._review(lane)
-        return lane.ready > before or (self.is_heavy and lane.ready < before)
+        return self.is_heavy or lane.ready > before
 
     def has_room(self, group: FairGroup) -> bool:
         """Whether a newcomer may have its slots, as one of its group that passes nobody there."""

@@ -121,10 +121,11 @@ class Requests:
         waiter.reserve = asked.reserve
         if not asked.timeout:
             reply = self.slots.end_wait(waiter, now)
-            if waiter.leaves_room:
-                self.slots.look_after(waiter, now, effects)
+            self._look_behind(entry, now, effects)
             return reply
         self.slots.block(waiter, asked.timeout, now)
+        if asked.group is not None:
+            self._look_behind(entry, now, effects)
         return None
 
     def enqueue(
@@ -414,7 +415,8 @@ class Requests:
         """Whether a newcomer with a group or a weight can have its slots, and all let it begin."""
         queue = entry.waiters
         if queue is not None:
-            if queue.heed(share):  # it had all that it might: so the entry stays
+            # The entry is to stay: for a group that had all that it might have, somebody is there.
+            if queue.heed(share) and (entry.holds or not queue.is_heavy):
                 self.slots.promote(entry, now, effects)
             if not queue.has_room(share):
                 return False
@@ -422,9 +424,9 @@ class Requests:
         return self._has_room(entry, rate, now, min(share.weight, entry.limit), places)
 
     def _look_behind(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        """Serve others after the grant to a newcomer: its group may be left out now.
+        """Serve others after a newcomer has come, where somebody takes more than one slot.
 
-        And the first one of that may have waited for more slots than were free, and all others for it.
+        Its group may be left out now. Then those go on who have waited for the first one of that.
         """
         if entry.waiters is not None and entry.waiters.is_heavy:
             self.slots.promote(entry, now, effects)
@@ -534,7 +536,7 @@ class Requests:
         peer.enqueued[entry.space, entry.key] = waiter
         if asked.turn is not None:
             self.slots.promote(entry, now, effects)
-        elif has_room:
+        elif asked.group is not None:
             self._look_behind(entry, now, effects)
         return self._answer_enqueued(waiter)
 

@@ -301,7 +301,8 @@ class Slots:
             queue = entry.grouped()
         elif queue is None:
             queue = entry.queue()
-        waiter.is_rated = is_rated
+        if is_rated:
+            waiter.is_rated = True
         if turn is not None:
             waiter.turn, waiter.process = turn, peer.process
             self.reservations.name(waiter)
@@ -309,7 +310,7 @@ class Slots:
             queue.join(waiter)
         else:
             queue.line[waiter] = None
-        if waiter.owner is not None:
+        if owner is not None:
             owners.add(entry, waiter)
         self.counts.queued += 1
         if queue.rate is not None:

@@ -377,12 +377,13 @@ class Waiter(Position):
 
     @property
     def leaves_room(self) -> bool:
-        """Whether others may have their turn once it is away or gone, though it had none.
+        """Whether others may have their turn once it is away or gone, though no hold has ended.
 
-        A slot that it had may be free and not held for good; or it was the first, and waited for more
-        than was free.
+        A slot that was set aside for it is free. Or somebody takes more than one: then others may
+        have waited for it beside free slots.
         """
-        return self.turn is not None or self.weight > 1
+        queue = self.entry.waiters
+        return self.turn is not None or (queue is not None and queue.is_heavy)
 
     @property
     def place(self) -> object:

@@ -407,11 +407,12 @@ class NaiveRules(NaiveState):
         key = self.keys.get(name)
         if key is not None and group and (key.taken(group.name) or key.of_group(group.name)):
             had_room, before = key.may_have_turns(group.name), key.taken(group.name)
+            is_new = key.limits.get(group.name, 0) != group.limit
             key.limits[group.name] = group.limit
             waits = any(each.wants for each in key.of_group(group.name))
             has_room = key.may_have_turns(group.name)
-            is_heavy = any(each.wants and each.weight > 1 for each in key.queue)
-            if waits and ((has_room and not had_room) or (is_heavy and had_room and not has_room)):
+            may_serve = (is_new and key.is_heavy()) or (waits and has_room and not had_room)
+            if may_serve and (key.holds or not key.is_heavy()):
                 self._serve(name)
             self.seen["served by a new limit"] += key.taken(group.name) > before
         if key is None:
@@ -422,7 +423,7 @@ class NaiveRules(NaiveState):
         weight = weight_of(group)
         if is_rated and (rated or self._places(name) < min(weight, self.rates[name].runs)):
             return False  # a place may be free, and is about to be theirs
-        if any(each.weight > 1 and each.wants for each in key.queue) and plain:
+        if key.is_heavy() and plain:
             return False  # nobody passes who waits for several slots
         has_room = key.fits(weight, key.aside() + key.expected() + plain)
         if has_room and rated:

@@ -167,6 +167,10 @@ class Key:
         """Whether there is room for so much beside what is taken and so much more; or for all."""
         return self.used() + aside + min(weight, self.limit) <= self.limit
 
+    def is_heavy(self) -> bool:
+        """Whether somebody in line takes more than one slot."""
+        return any(each.wants and each.weight > 1 for each in self.queue)
+
     def state_of(self, name: bytes) -> object:
         """What there is in a group: if it changes, it is not stuck any more."""
         each = [(id(w), w.peer, w.wants, w.is_rated, w.turn) for w in self.of_group(name)]

@@ -131,7 +131,13 @@ class NaiveTable(NaiveRules, NaiveWaiters):
     ) -> None:
         peer = self.peers.pop(number)
         waiters = [*([peer.waiting] if peer.waiting else []), *peer.enqueued]
-        gone = [w for w in waiters if not w.is_told and (w.weight > 1 or w.turn is not None)]
+        gone = []
+        for waiter in dict.fromkeys(waiters):
+            if self.is_in_line(waiter) and not waiter.is_told:
+                key = self.keys[waiter.name]
+                if waiter.turn is not None or key.is_heavy():
+                    gone.append(waiter)
+                key.queue.remove(waiter)
         for key in list(self.keys.values()):
             for waiter in list(key.queue):
                 if waiter.peer == number and not waiter.is_told:
@@ -141,7 +147,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance(places)
-        for waiter in dict.fromkeys(gone):
+        for waiter in gone:
             if waiter.name in self.keys:
                 self._serve(waiter.name)
         last = peer.told
@@ -257,7 +263,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         if has_room:
             hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "granted", hold, span)
-            self._look_behind(name)
+            if request.group:
+                self._look_behind(name)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         elif request.timeout == 0 and not request.reserve:
@@ -268,13 +275,16 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         else:
             waiter = self._joining(peer, name, request, two_phase=False)
             if request.timeout == 0:
-                self._end_wait_and_go_on(waiter, self.first)
+                self.answers.insert(self.first, self._end_wait(waiter))
+                self._look_behind(name)
             else:
                 self._block(waiter, request.timeout)
+                if request.group:
+                    self._look_behind(name)
 
     def _look_behind(self, name: Name) -> None:
-        """Serve who waits behind somebody of a group that is left out since it has this slot."""
-        if any(each.wants and each.weight > 1 for each in self.keys[name].queue):
+        """Serve who waits behind somebody of a group that is left out since a newcomer is there."""
+        if name in self.keys and self.keys[name].is_heavy():
             self._serve(name)
 
     def _joining(
@@ -315,7 +325,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             waiter.hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "acquired", waiter.hold, span)
             self.peers[peer].enqueued.append(waiter)
-            self._look_behind(name)
+            if request.group:
+                self._look_behind(name)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         else:
@@ -324,7 +335,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._queue_up(waiter, peer, False)
             else:
                 self.peers[peer].enqueued.append(waiter)
-                self._reply(peer, "queued")
+                if request.group:
+                    self._look_behind(name)
+                self._reply(peer, "acquired" if waiter.hold else "queued", waiter.hold, span)
 
     def _queue_up(self, waiter: Waiter, peer: int, has_slot: bool) -> None:
         """Have somebody wait by enqueue, who is answered before all others."""
@@ -389,7 +402,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
 
     def _end_wait_and_go_on(self, waiter: Waiter, at: int) -> None:
         """There may be a slot for who wanted to be told of a turn, or behind who wanted several."""
-        goes_on = waiter.turn is not None or waiter.weight > 1
+        goes_on = waiter.turn is not None or self.keys[waiter.name].is_heavy()
         self.answers.insert(at, self._end_wait(waiter))
         if goes_on and waiter.name in self.keys:
             self._serve(waiter.name)
