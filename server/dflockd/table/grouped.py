@@ -321,22 +321,25 @@ class GroupedQueue(Queue[W]):
     def first(self, free: int, places: int) -> W | None:
         """Return whose turn it is with so many free slots; those that are held are among them.
 
-        All of its slots may not be free yet: see `is_room_for`.
+        All of its slots may not be free yet, or not for its group: see `leaves_out`, `is_room_for`.
         """
         if free <= len(self.told) + len(self.expected):
             return None
-        while True:
-            lane = (self._ring if places > 0 else self._plain_ring).first(self.processes)
-            waiter = None if lane is None else lane.starter(has_place=places > 0)
-            if waiter is not None and waiter.is_rated and self._missing(waiter) >= places:
-                # Its places come one by one. Those who need none go first meanwhile.
-                lane = self._plain_ring.first(self.processes)
-                waiter = None if lane is None else lane.starter(has_place=False)
-            if lane is None or waiter is None:
-                return None
-            if waiter.is_away or lane.has_room(waiter.weight):
-                return waiter
-            self._review(lane, is_stuck=True)
+        lane = (self._ring if places > 0 else self._plain_ring).first(self.processes)
+        waiter = None if lane is None else lane.starter(has_place=places > 0)
+        if waiter is not None and waiter.is_rated and self._missing(waiter) >= places:
+            # Its places come one by one. Those who need none go first meanwhile.
+            lane = self._plain_ring.first(self.processes)
+            waiter = None if lane is None else lane.starter(has_place=False)
+        return waiter
+
+    def leaves_out(self, waiter: W) -> bool:
+        """Whether the group of the `first` one may not have all that it takes, and is left out now."""
+        lane = self._lane(waiter.group)
+        if waiter.is_away or lane.has_room(waiter.weight):
+            return False
+        self._review(lane, is_stuck=True)
+        return True
 
     @property
     def missing(self) -> int:

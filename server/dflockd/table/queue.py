@@ -223,6 +223,10 @@ class Queue(Lines[W]):
         """Return how many slots a holder takes."""
         return 1
 
+    def leaves_out(self, waiter: W) -> bool:
+        """Whether the group of the `first` one may not have all that it takes, and is left out now."""
+        return False
+
     def is_room_for(self, waiter: W, limit: int, holders: int) -> bool:
         """Whether somebody whose turn it is has all its slots now."""
         return True

@@ -415,9 +415,10 @@ class Requests:
         """Whether a newcomer with a group or a weight can have its slots, and all let it begin."""
         queue = entry.waiters
         if queue is not None:
-            # The entry is to stay: for a group that had all that it might have, somebody is there.
-            if queue.heed(share) and (entry.holds or not queue.is_heavy):
+            if queue.heed(share):
                 self.slots.promote(entry, now, effects)
+                if not self.slots.is_here(entry):  # nobody else is left there
+                    self.slots.put_back(entry)
             if not queue.has_room(share):
                 return False
         places = 1 if rate is None else min(share.weight, rate.runs)

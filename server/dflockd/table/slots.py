@@ -146,6 +146,13 @@ class Slots:
             self.rates.rest(entry.waiters.rate)
         del entry.partition.spaces[entry.space][entry.key]
 
+    def put_back(self, entry: Entry) -> None:
+        """Have an entry again that was removed in this step: somebody asks for a slot of it."""
+        self.size += 1
+        entry.partition.spaces[entry.space][entry.key] = entry
+        if entry.waiters is not None and entry.waiters.rate is not None:
+            self.rates.use(entry.waiters.rate)
+
     # Holds.
 
     def grant(
@@ -448,7 +455,11 @@ class Slots:
             if rate is not None or queue.is_grouped or not is_simple:
                 places = free if rate is None else rate.free(now) - queue.places
                 found = queue.first(free, places)
-                if found is None or not queue.is_room_for(found, entry.limit, len(entry.holds)):
+                if found is None:
+                    break
+                if queue.leaves_out(found):
+                    continue
+                if not queue.is_room_for(found, entry.limit, len(entry.holds)):
                     break
                 waiter = found
             elif free > 0 and line:

@@ -407,13 +407,15 @@ class NaiveRules(NaiveState):
         key = self.keys.get(name)
         if key is not None and group and (key.taken(group.name) or key.of_group(group.name)):
             had_room, before = key.may_have_turns(group.name), key.taken(group.name)
-            is_new = key.limits.get(group.name, 0) != group.limit
+            is_there = group.name in key.limits or key.taken(group.name) > 0
+            is_new = is_there and key.limits.get(group.name) != group.limit
             key.limits[group.name] = group.limit
             waits = any(each.wants for each in key.of_group(group.name))
             has_room = key.may_have_turns(group.name)
             may_serve = (is_new and key.is_heavy()) or (waits and has_room and not had_room)
-            if may_serve and (key.holds or not key.is_heavy()):
+            if may_serve:
                 self._serve(name)
+                self.keys.setdefault(name, key)  # though nobody else is left
             self.seen["served by a new limit"] += key.taken(group.name) > before
         if key is None:
             return not is_rated or self.rates[name].free(self.now) >= min(
