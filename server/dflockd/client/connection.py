@@ -24,7 +24,7 @@ from dflockd.client import clock
 from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.resolver import look_up, under_way
-from dflockd.wire import ReplyReader, UnexpectedReplyError
+from dflockd.wire import ReplyReader
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for a connection to be made, TLS included; and for its server to say hello where the caller
@@ -113,7 +113,6 @@ class Connection:
         "is_tls",
         "left",
         "loop_reader",
-        "owed",
         "poll",
         "pooled",
         "reader",
@@ -134,8 +133,6 @@ class Connection:
         on who is idle for long: that is no answer to what is asked next."""
         self.guard: object = None
         """Closes it when its owner is forgotten, who stands in a queue on it."""
-        self.owed = False
-        """Whether a reply is still to come to a request that `send_now` sent."""
         self.asked_at = 0.0
         """When the latest `ask` was."""
         self.left = math.inf
@@ -171,6 +168,10 @@ class Connection:
         """Return the descriptor, for those who wait; -1 if it is closed."""
         return self._sock.fileno()
 
+    def owes(self) -> bool:
+        """Return whether an answer is still to come to what was asked on it, or to a part of that."""
+        return self.reader.owed > 0
+
     def has_data(self) -> bool:
         """Return whether there is something to read that the socket no longer has."""
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
@@ -191,11 +192,9 @@ class Connection:
         return bool(poll.poll(0))
 
     def ask(self, request: bytes, now: float) -> None:
-        """Send a request, whose reply the caller waits for; if that fails, close it instead.
-
-        No other reply may be owed.
-        """
+        """Send a request, whose reply the caller waits for; if that fails, close it instead."""
         self.asked_at = now
+        self.reader.owed += 1
         try:
             if self._sock.send(request) == len(request):
                 return
@@ -220,10 +219,9 @@ class Connection:
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self.reader.ahead = 0
+        self.reader.owed += 1
         if self._sock.send(request) != len(request):
             raise BlockingIOError("send buffer full")
-        self.owed = True
 
     def receive_now(self) -> bytes | None:
         """Return the reply if it is there.
@@ -235,10 +233,6 @@ class Connection:
         line = self.receive()
         while line is None and self.has_data():
             line = self.receive()
-        if line is not None:
-            if not self.owed:
-                raise UnexpectedReplyError("a line that nobody asked for")
-            self.owed = False
         return line
 
     def watch(self, watcher: Watcher) -> bool:
@@ -337,8 +331,12 @@ class Connection:
         if not (yield Ready(self, writes, until)):
             raise TimeoutError
 
-    def send(self, data: bytes) -> bytes:
-        """Send; return what could not be sent yet."""
+    def begin(self, request: bytes) -> bytes:
+        """Begin to send a request; return what could not be sent yet, which is to be finished."""
+        self.reader.owed += 1
+        return self._send(request)
+
+    def _send(self, data: bytes) -> bytes:
         try:
             sent = self._sock.send(data)
         except _NOT_NOW:
@@ -349,7 +347,7 @@ class Connection:
         """Send the rest of a request."""
         while rest:
             yield from self._wait(writes=True, until=until)
-            rest = self.send(rest)
+            rest = self._send(rest)
 
     def receive(self) -> bytes | None:
         """Return a line if it is complete.

@@ -168,7 +168,7 @@ class _Keeper:
             DflockdError: what the reply says.
         """
         lease, spare = self.lease, self.spare
-        if not link.owed:
+        if not link.owes():
             self.sent.pop(link, None)  # its owner has used it meanwhile
         if spare is not None and spare in self.sent:
             self._listen(spare)

@@ -267,7 +267,7 @@ class LockSession(Requester):
         link = lease.take()
         if link is None:
             return None
-        if link.closed or link.owed:
+        if link.closed or link.owes():
             lease.put(link)
             return None
         self.telling = link

@@ -110,16 +110,19 @@ class Line:
         self.route = Route(Address("host", 1))
         self.closed = self.pooled = False
         self.features = FEATURES
-        self.owed = True
+        self.is_asked = True
         self.lines = list(lines)
         self.sent: list[bytes] = []
 
     def send_now(self, request: bytes) -> None:
         self.sent.append(request)
-        self.owed = True
+        self.is_asked = True
+
+    def owes(self) -> bool:
+        return self.is_asked
 
     def receive_now(self) -> bytes | None:
-        self.owed = not self.lines
+        self.is_asked = not self.lines
         return self.lines.pop(0) if self.lines else None
 
     def interrupt(self) -> None:
@@ -144,7 +147,7 @@ def make_lease(
 def test_an_answer_that_is_read_after_the_lease(clients_time: Time) -> None:
     """A thread that was stopped may find an answer before it finds that the lease is over."""
     link = Line()
-    link.owed = False
+    link.is_asked = False
     lost = []
     lease = make_lease(link, 1, lambda: lost.append(True))
     keeping = renewal.keep(lease, Pool())

@@ -77,6 +77,7 @@ def in_the_simulation(world: World) -> Iterator[None]:
             *([] if rules.looks else [(Pursuit, "glance", look_away)]),
             *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
             (renewal, "_Rescue", rules.rescue),
+            (connection, "Connection", rules.link),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
