@@ -8,7 +8,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from dflockd.client import clock, forks
 from dflockd.client.connection import Connection
@@ -53,6 +53,13 @@ class Renewal(Signal):
         self.is_granted = False
 
 
+class Keeping(Protocol):
+    """The flow of a reactor that looks after a lease, once there is one."""
+
+    def resume(self, came: bool) -> None:
+        """Let it go on: what it waits for is there, or is waited for no longer."""
+
+
 class Lease:
     """One granted slot, from its grant to its end: released, handed over, or lost.
 
@@ -73,8 +80,8 @@ class Lease:
     one."""
     settled: Signal | None = None
     """Fired once the doubt is over, one way or the other."""
-    task: object = None
-    """Of the reactor."""
+    task: Keeping | None = None
+    """What looks after it."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
     begun: bool | None = None
@@ -215,6 +222,18 @@ class Lease:
         self.__dict__.setdefault("renewals", deque()).append(renewal)
         if self._end:  # who has ended it may not have seen this one
             self._settle()
+
+    def poke(self, *, came: bool = False) -> None:
+        """Have the reactor look at it now; in its thread.
+
+        Not while it looks for another connection, to renew it there: what it waits for meanwhile would
+        seem to be late.
+
+        Args:
+            came: whether something may have come on its connection.
+        """
+        if self.task is not None and (self._end or not self.is_away):
+            self.task.resume(came)
 
     def shorten(self, seconds: int) -> None:
         """Take in that so short a lease is about to be asked for: it may begin with the request."""

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.connection import Connection
 from dflockd.client.conversation import SILENCE, asker, connect
-from dflockd.client.flow import Flow, Pause, Ready
+from dflockd.client.flow import Flow, Pause, Ready, Signal
 from dflockd.client.lease import DOUBTFUL, UNKNOWN, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import (
     Grant,
@@ -52,6 +54,26 @@ logger = logging.getLogger("dflockd.client")
 
 class _OverError(Exception):
     """Nobody waits for the end of a rescue any more."""
+
+
+Begin: TypeAlias = Callable[[Lease], object]
+"""Has a reactor look after a lease, by `keep`, unless that is over."""
+
+
+def renew_now(lease: Lease, begin: Begin) -> None:
+    """Renew a lease for those who have asked for it; in the reactor's thread."""
+    if lease.task is None:
+        begin(lease)
+    else:
+        lease.poke()
+
+
+def read_now(lease: Lease, begin: Begin, seen: Signal) -> None:
+    """Take in what has come on the connection of a lease, and say so; in the reactor's thread."""
+    if lease.task is None:
+        begin(lease)
+    lease.poke(came=True)
+    seen.fire()
 
 
 def keep(lease: Lease, pool: Pool) -> Flow[None]:

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
 from dflockd.address import Address
 from dflockd.client import clock, reactor, renewal
 from dflockd.client.connection import Route
-from dflockd.client.flow import Ready
+from dflockd.client.flow import Ready, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
@@ -164,6 +164,30 @@ def test_an_answer_that_is_read_after_the_lease(clients_time: Time) -> None:
     assert lost == [True]
     assert (lease.held, lease.state, lease.is_over) == (False, "lost", True)
     assert link.closed, "and the server hears of it"
+
+
+def test_who_looks_for_another_connection_is_not_disturbed() -> None:
+    """A renewal that is asked for meanwhile, or the beginning of a run: it is sent there anyway."""
+    lease = make_lease(Line(), 60)
+    lease.task = task = Mock()
+    begin, seen = Mock(), Signal()
+    lease.is_away = True
+    renewal.renew_now(lease, begin)
+    looking = Looking()
+    looking.report(lease)
+    looking.take_in()
+    renewal.read_now(lease, begin, seen)
+    assert task.mock_calls == []
+    assert seen.fired
+    lease.is_away = False
+    renewal.renew_now(lease, begin)
+    renewal.read_now(lease, begin, Signal())
+    assert task.mock_calls == [call.resume(False), call.resume(True)]
+    lease.is_away = True
+    assert lease.end(object())
+    lease.poke()
+    assert len(task.mock_calls) == 3, "there is nothing to look for"
+    begin.assert_not_called()
 
 
 class Looking(Reactor):
