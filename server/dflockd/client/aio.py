@@ -81,7 +81,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout, progress=progress)
             reply = None
             if link is not None:
-                reply = await _reply(link, session.asked.patience)
+                reply = await _reply(link, session.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
             return await drive(session.acquire(claim, timeout, link, reply, progress))
@@ -277,7 +277,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout)
             reply = None
             if link is not None:
-                reply = await _reply(link, session.asked.patience)
+                reply = await _reply(link, session.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return self
             if not await drive(session.acquire(claim, timeout, link, reply)):

@@ -357,7 +357,7 @@ class Connection:
             UnexpectedReplyError: it is no reply.
         """
         try:
-            data = self._sock.recv(65536)
+            data = self._sock.recv(self.reader.room)
         except _NOT_NOW:
             return None
         if not data:

@@ -6,7 +6,6 @@ import logging
 import math
 import random
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -78,10 +77,6 @@ class Lease:
     is_away = False
     """Whether the reactor looks for another connection to renew it on: then nobody need wait for this
     one."""
-    settled: Signal | None = None
-    """Fired once the doubt is over, one way or the other."""
-    task: Keeping | None = None
-    """What looks after it."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
     begun: bool | None = None
@@ -91,16 +86,13 @@ class Lease:
     shards: ShardMap | None = None
     why: str = ""
     """Why it is lost."""
-    renewals: deque[Renewal] | None = None
-    """Those that are asked for and are still to be sent."""
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
-    _state: str = HELD
 
     def __init__(
         self,
         target: Target,
-        grant: Grant,
+        grant: tuple[bytes, int, float],
         link: Connection,
         renew_ratio: float,
         on_lost: Callable[[], object] | None = None,
@@ -116,6 +108,14 @@ class Lease:
         with what is left of them would make them fewer and fewer.)"""
         self.link = link
         """The connection that the hold belongs to."""
+        # What few leases ever have, too: Python 3.11 takes long to find what only the class has.
+        self.task: Keeping | None = None
+        """What looks after it."""
+        self.settled: Signal | None = None
+        """Fired once the doubt is over, one way or the other."""
+        self.renewals: list[Renewal] = []
+        """Those that are asked for and are still to be sent."""
+        self._state = HELD
         self._forks = forks.count
         self._free = [link]
         self._end: dict[str, object] = {}
@@ -219,9 +219,16 @@ class Lease:
 
     def ask(self, renewal: Renewal) -> None:
         """Have it renewed by the reactor. Tell that next."""
-        self.__dict__.setdefault("renewals", deque()).append(renewal)
+        self.renewals.append(renewal)
         if self._end:  # who has ended it may not have seen this one
             self._settle()
+
+    def next_renewal(self) -> Renewal | None:
+        """Return one that is asked for, to be dealt with by the caller alone."""
+        try:
+            return self.renewals.pop(0)
+        except IndexError:
+            return None
 
     def poke(self, *, came: bool = False) -> None:
         """Have the reactor look at it now; in its thread.
@@ -265,7 +272,7 @@ class Lease:
         if self._end.setdefault("by", claim) is not claim:
             return False
         self._owner = None
-        if self.settled is not None or self.renewals is not None:
+        if self.settled is not None or self.renewals:
             self._settle()
         return True
 
@@ -341,13 +348,7 @@ class Lease:
         )
 
     def _settle(self) -> None:
-        signal, renewals = self.settled, self.renewals
-        if signal is not None:
-            signal.fire()
-        if renewals is not None and self._end:
-            while renewals:
-                try:
-                    renewal = renewals.popleft()
-                except IndexError:
-                    break  # another thread was faster
-                renewal.fire()
+        if self.settled is not None:
+            self.settled.fire()
+        while self._end and (renewal := self.next_renewal()) is not None:
+            renewal.fire()

@@ -197,6 +197,9 @@ class Grant(NamedTuple):
     """Monotonic time at which it ends unless renewed: the request's departure plus the lease."""
 
 
+_LOCK: Final = Space.LOCK
+"""To get it from its class takes Python 3.11 as long as to encode a request."""
+
 DONE: Final = Status.OK.value
 """The reply to a request, such as a `release`, that says no more than that."""
 
@@ -565,7 +568,7 @@ def release(target: Target, token: bytes) -> Operation[bool]:
 def to_release(target: Target, token: bytes) -> bytes:
     """Return the request of a `release`."""
     is_ours = target.features is FEATURES or not target.is_published
-    return encode_release(Space.LOCK if is_ours else target.space, target.key, token)
+    return encode_release(_LOCK if is_ours else target.space, target.key, token)
 
 
 def _given_back(target: Target, request: bytes) -> Operation[bool]:
@@ -802,8 +805,8 @@ def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operatio
 
 def granted_at_once(
     line: bytes, sent: float, received: float, word: bytes = GRANTED
-) -> Grant | None:
-    """Return the grant that the answer to an `acquire` is, if that is all there is to it.
+) -> tuple[bytes, int, float] | None:
+    """Return the fields of the `Grant` that the answer to an `acquire` is, if that is all it says.
 
     Or to an `enqueue`, where that is the `word` for it.
 
@@ -818,7 +821,7 @@ def granted_at_once(
     token, lease = granted
     if received - sent > lease * CONFIRM_SHARE:
         return None
-    return new(Grant, (token, lease, sent + lease))
+    return token, lease, sent + lease
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:

@@ -138,9 +138,8 @@ class _Keeper:
 
     def heed(self, now: float) -> None:
         """Take in what is asked for, by those who wait for a renewal: one is about to be sent."""
-        lease, asked = self.lease, self.lease.renewals
-        while asked:
-            renewal = asked.popleft()
+        lease = self.lease
+        while (renewal := lease.next_renewal()) is not None:
             renewal.sent = now
             self.promised.append(renewal)
             lease.asked = renewal.seconds or lease.asked

@@ -284,6 +284,16 @@ def test_replies_to_earlier_requests_are_passed_over_wherever_they_are_cut() -> 
         assert reader.owed == 0
 
 
+def test_there_is_room_for_a_long_reply_once_one_has_begun() -> None:
+    reader = ReplyReader()
+    reader.owed = 1
+    first = reader.room
+    assert reader.receive(b"x" * first) is None
+    assert reader.room >= 100 * first
+    assert reader.receive(b"y\n") == b"x" * first + b"y"
+    assert reader.room == first
+
+
 @pytest.mark.parametrize("data", [b"ok\nok\n", b"ok\nerr", b"\n\n"])
 def test_more_than_was_asked_for(data: bytes) -> None:
     assert feed(data) is None
