@@ -503,8 +503,6 @@ class _Reader:
             return
         try:
             line = link.receive()
-            while line is None and link.is_tls and link.has_data():
-                line = link.receive()
         except (OSError, UnexpectedReplyError) as exc:
             waiting.set_result(without_frames(exc))
         else:
@@ -557,8 +555,6 @@ async def _reply_elsewhere(
     try:
         while line is None and await _ready_elsewhere(loop, Ready(link, False, until)):
             line = link.receive()
-            while line is None and link.has_data():
-                line = link.receive()
     except (OSError, UnexpectedReplyError) as exc:
         return without_frames(exc)
     return line

@@ -172,10 +172,6 @@ class Connection:
         """Return whether an answer is still to come to what was asked on it, or to a part of that."""
         return self.reader.owed > 0
 
-    def has_data(self) -> bool:
-        """Return whether there is something to read that the socket no longer has."""
-        return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
-
     def has_come(self) -> bool:
         """Return whether something can be read at once, be it the end of the connection.
 
@@ -214,26 +210,13 @@ class Connection:
                 raise ConnectionResetError("the server gave up an idle connection")
 
     def send_now(self, request: bytes) -> None:
-        """Send a request, for `receive_now` to fetch the reply later.
+        """Send a request, for `receive` to fetch the reply later.
 
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self.reader.owed += 1
-        if self._sock.send(request) != len(request):
+        if self.begin(request):
             raise BlockingIOError("send buffer full")
-
-    def receive_now(self) -> bytes | None:
-        """Return the reply if it is there.
-
-        Raises:
-            OSError: the connection broke.
-            UnexpectedReplyError: nothing was asked, or the reply is none.
-        """
-        line = self.receive()
-        while line is None and self.has_data():
-            line = self.receive()
-        return line
 
     def watch(self, watcher: Watcher) -> bool:
         """Note that somebody is about to register the descriptor; ``False`` if it is closed."""
@@ -350,19 +333,23 @@ class Connection:
             rest = self._send(rest)
 
     def receive(self) -> bytes | None:
-        """Return a line if it is complete.
+        """Return the reply if it is there.
 
         Raises:
             OSError: the connection broke.
-            UnexpectedReplyError: it is no reply.
+            UnexpectedReplyError: nothing was asked, or it is no reply.
         """
-        try:
-            data = self._sock.recv(self.reader.room)
-        except _NOT_NOW:
-            return None
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        return self.reader.receive(data)
+        while True:
+            try:
+                data = self._sock.recv(self.reader.room)
+            except _NOT_NOW:
+                return None
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            line = self.reader.receive(data)
+            # What TLS has taken from the socket already wakes nobody.
+            if line is not None or not self.is_tls or not cast(ssl.SSLSocket, self._sock).pending():
+                return line
 
 
 def dial(route: Route, until: float) -> Flow[Connection]:

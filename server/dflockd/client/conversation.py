@@ -173,7 +173,7 @@ def _exchange(
             while line is None:
                 left = min(limit, look_at) - clock.now()
                 link.left = left if left > 0 else 0.0
-                heard = (link.is_tls and link.has_data()) or (yield link)
+                heard = yield link
                 if heard or heard == b"":  # an empty line is an answer too
                     line = link.receive() if heard is True else heard
                 elif look is not None and look_at < limit:

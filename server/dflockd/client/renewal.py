@@ -193,7 +193,7 @@ class _Keeper:
             self.sent.pop(link, None)  # its owner has used it meanwhile
         if spare is not None and spare in self.sent:
             self._listen(spare)
-        if came and (line := link.receive_now()) is not None:
+        if came and (line := link.receive()) is not None:
             sent = self.sent.pop(link, None)
             if sent is not None:
                 self._answered(TimedReply(line, sent, clock.now()))
@@ -221,7 +221,7 @@ class _Keeper:
     def _listen(self, spare: Connection) -> None:
         """See whether the second connection still owes its answer."""
         try:
-            if spare.receive_now() is None:
+            if spare.receive() is None:
                 return
         except (OSError, UnexpectedReplyError):
             self.lease.doubt()  # the hold may have ended with it
@@ -386,7 +386,7 @@ class _Rescue:
             self._check()
             for each in self._at(server):
                 try:
-                    line = each.receive_now()
+                    line = each.receive()
                 except (OSError, UnexpectedReplyError) as exc:
                     error = exc
                     self._broke(each)

@@ -121,7 +121,7 @@ class Line:
     def owes(self) -> bool:
         return self.is_asked
 
-    def receive_now(self) -> bytes | None:
+    def receive(self) -> bytes | None:
         self.is_asked = not self.lines
         return self.lines.pop(0) if self.lines else None
 
