@@ -330,8 +330,8 @@ def _reserve_of(target: Target) -> Reserve | None:
     return target.progress.keep
 
 
-def enqueue(target: Target) -> Operation[Grant | None]:
-    """Take a position in the queue; return the grant if a slot was free.
+def enqueue(target: Target, _timeout: float | None = None) -> Operation[Grant | None]:
+    """Take a position in the queue; return the grant if a slot was free. The caller limits its time.
 
     Raises:
         UnsupportedError: the server does not know what is asked for.
@@ -356,11 +356,6 @@ def to_enqueue(target: Target, _timeout: float | None = None) -> Exchange:
 def line_up_patience(timeout: float | None) -> float:
     """Return the seconds for the answer to an `enqueue`, of a lock that is given so many."""
     return REPLY_PATIENCE if timeout is None else min(REPLY_PATIENCE, timeout + GRACE)
-
-
-def line_up_for(target: Target, _timeout: float | None) -> Operation[Grant | None]:
-    """As `enqueue`; the caller limits its time."""
-    return enqueue(target)
 
 
 def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -463,7 +458,12 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
     As `renew`, but it never brings back what a server has forgotten: for those who have not renewed
     it themselves all the time, so that others may have come after it.
     """
-    exchange = Exchange(_confirmation_request(target, token, lease), REPLY_PATIENCE)
+    if target.is_published:  # which bring nothing back
+        request = Renew(target.space, target.key, token, lease)
+    else:
+        label = target.introduction.label
+        request = Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label)
+    exchange = Exchange(encode_request(request), REPLY_PATIENCE)
     while True:
         answer = yield exchange
         grant = read_renewal(target, token, answer)
@@ -535,13 +535,6 @@ def renewal_request(
 def _renew(target: Target, token: bytes, lease: int | None, how: How) -> Renew:
     label, owner = target.introduction
     return Renew(Space.LOCK, target.key, token, lease, how, owner, label, target.group)
-
-
-def _confirmation_request(target: Target, token: bytes, lease: int | None) -> bytes:
-    if target.is_published:  # which bring nothing back
-        return encode_request(Renew(target.space, target.key, token, lease))
-    label = target.introduction.label
-    return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label))
 
 
 def read_renewal(target: Target, token: bytes, answer: TimedReply) -> Grant | None:
@@ -660,19 +653,11 @@ def read_report(reply: object, target: Target, **lists: str) -> dict[str, Any]:
     try:
         report: dict[str, Any] = json.loads(reply.json)
     except (ValueError, RecursionError) as exc:
-        raise errors.BadReplyError(
-            f"{_about(target)}: its answer cannot be read: {exc}",
-            key=target.name or None,
-            server=target.server,
-        ) from None
+        raise _bad_reply(target, f"its answer cannot be read: {exc}") from None
     for part, what in lists.items():
         listed = report.get(part)
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise errors.BadReplyError(
-                f"{_about(target)}: its answer has no list of {what}",
-                key=target.name or None,
-                server=target.server,
-            )
+            raise _bad_reply(target, f"its answer has no list of {what}")
     return report
 
 
@@ -748,9 +733,7 @@ def shards(target: Target, known: ShardReport | None = None) -> Operation[ShardR
     try:
         found = _read_map(reply)
     except (ValueError, KeyError, TypeError) as exc:
-        raise errors.BadReplyError(
-            f"server {server}: its list of shards cannot be read: {exc}", server=server
-        ) from None
+        raise _bad_reply(target, f"its list of shards cannot be read: {exc}") from None
     return found
 
 
@@ -832,14 +815,10 @@ def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
 
 
 def _confirmation(target: Target, granted: Granted) -> Operation[Grant | None]:
-    while True:
-        request = _confirmation_request(target, granted.token, granted.lease)
-        answer = yield Exchange(request, REPLY_PATIENCE)
-        grant = read_renewal(target, granted.token, answer)
-        if grant is None or answer.received < grant.deadline:
-            if target.progress is not None:
-                target.progress.granted = None
-            return grant
+    grant = yield from confirm(target, *granted)
+    if target.progress is not None:
+        target.progress.granted = None
+    return grant
 
 
 def _taken_up(grant: Grant | None, target: Target) -> Grant:
@@ -868,11 +847,7 @@ def _read(parse: Callable[[bytes], M], answer: TimedReply, target: Target) -> M:
     try:
         return parse(answer.line)
     except UnexpectedReplyError as exc:
-        raise errors.BadReplyError(
-            f"{_about(target)}: {exc}: is a dflockd server listening there?",
-            key=target.name or None,
-            server=target.server,
-        ) from None
+        raise _bad_reply(target, f"{exc}: is a dflockd server listening there?") from None
 
 
 _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
@@ -969,9 +944,7 @@ def _moved(reply: Moved, target: Target) -> errors.RefusedError:
     try:
         parse_server(to)
     except errors.InvalidArgumentError as exc:
-        raise errors.BadReplyError(
-            f"{_about(target)}: it was redirected to a bad address: {exc}", server=target.server
-        ) from None
+        raise _bad_reply(target, f"it was redirected to a bad address: {exc}") from None
     return errors.MovedError(
         f"{_about(target)}: its shard {reply.shard} is now on {to}: "
         "give servers='cluster://...' to follow it",
@@ -982,6 +955,11 @@ def _moved(reply: Moved, target: Target) -> errors.RefusedError:
         key=target.name or None,
         server=target.server,
     )
+
+
+def _bad_reply(target: Target, text: str) -> errors.BadReplyError:
+    about, key = _about(target), target.name or None
+    return errors.BadReplyError(f"{about}: {text}", key=key, server=target.server)
 
 
 def _about(target: Target) -> str:

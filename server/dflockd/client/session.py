@@ -351,7 +351,7 @@ class LockSession(Requester):
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
-        begun = self._begun(claim, operations.line_up_for, timeout, asked, reply, progress)
+        begun = self._begun(claim, operations.enqueue, timeout, asked, reply, progress)
         grant = yield from begun
         if grant is not None:
             return self._settle(grant, claim)
