@@ -315,7 +315,7 @@ class Connection:
             raise TimeoutError
 
     def begin(self, request: bytes) -> bytes:
-        """Begin to send a request; return what could not be sent yet, which is to be finished."""
+        """Begin to send a request; return what could not be sent yet, for `finish`."""
         self.reader.owed += 1
         return self._send(request)
 

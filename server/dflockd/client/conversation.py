@@ -33,7 +33,7 @@ LEAST_PATIENCE = 0.5
 SILENCE = 1.0
 """Seconds without an answer after which one looks, in a cluster, whether it can still come."""
 
-IN_ORDER: Final = (*errors.IN_ORDER, errors.MovedError, errors.RecoveringError)
+ORDERLY: Final = (*errors.IN_ORDER, errors.MovedError, errors.RecoveringError)
 """What a server that is in order may say of a request that is."""
 
 R = TypeVar("R")
@@ -131,7 +131,7 @@ def talk(
         result = yield from _exchange(link, operation, until, look, is_strict, under_way)
         is_in_order = True
         return result
-    except IN_ORDER:
+    except ORDERLY:
         is_in_order = True
         raise
     except UnexpectedReplyError as exc:

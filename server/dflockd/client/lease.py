@@ -22,7 +22,7 @@ logger = logging.getLogger("dflockd.client")
 # The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
 _chance = random.SystemRandom()
 
-JITTER = 0.1
+RENEWAL_JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
 
 UNRENEWED: Final = "its lease ended unrenewed"
@@ -248,7 +248,7 @@ class Lease:
 
     def spread(self) -> None:
         """Choose when it is renewed, by chance."""
-        share = self.renew_ratio * (1 - _chance.random() * JITTER)
+        share = self.renew_ratio * (1 - _chance.random() * RENEWAL_JITTER)
         self.renew_at = min(self.deadline - self.lease * (1 - share), self.report_at)
 
     def begin(self, report_at: float) -> None:

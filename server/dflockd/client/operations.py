@@ -265,7 +265,7 @@ def _rounded(target: Target, timeout: float | None) -> float | None:
 
 def _is_attempt(remaining: float | None) -> bool:
     """Whether to ask at first without waiting: the client ends the wait itself."""
-    return remaining is not None and not _is_whole(remaining)
+    return remaining is not None and not _is_whole_seconds(remaining)
 
 
 def _acquiring(target: Target, remaining: float | None, *, is_attempt: bool) -> Exchange:
@@ -368,7 +368,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     progress = target.progress
     if timeout is not None and _reserve_of(target) is not None:
         timeout = math.ceil(timeout)
-    if timeout is not None and not _is_whole(timeout):
+    if timeout is not None and not _is_whole_seconds(timeout):
         alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
         timeout = max(0, timeout - (alive.received - alive.sent))
     answer = yield _waiting_for(target, timeout)
@@ -762,12 +762,12 @@ def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
     if timeout is None:
         return MAX_SECONDS, None, False, True
     seconds = min(math.ceil(timeout), MAX_SECONDS)
-    if _is_whole(timeout):
+    if _is_whole_seconds(timeout):
         return seconds, seconds + GRACE, False, seconds > 0
     return seconds, timeout, True, True
 
 
-def _is_whole(seconds: float) -> bool:
+def _is_whole_seconds(seconds: float) -> bool:
     return math.ceil(seconds) - seconds <= ROUNDING
 
 

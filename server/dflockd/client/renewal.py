@@ -31,10 +31,10 @@ from dflockd.client.operations import (
 )
 from dflockd.client.pool import Pool
 from dflockd.client.release import Turn
-from dflockd.client.routing import Pursuit, follow
+from dflockd.client.routing import ELSEWHERE, Pursuit, follow
 from dflockd.wire import UnexpectedReplyError
 
-BUSY = 0.02
+OWNER_BUSY = 0.02
 """Seconds between looks at whether the owner still uses the connection."""
 
 ATTEMPT = 1.5
@@ -46,9 +46,6 @@ OWN_ATTEMPT = 3.0
 BOTH = 0.2
 """Seconds between looks at one of two connections while the other is waited for."""
 
-_ELSEWHERE = (errors.MovedError, errors.RecoveringError, errors.DrainingError)
-"""Refusals that put nothing in doubt: nobody is granted a lock before its holder's lease has ended."""
-
 logger = logging.getLogger("dflockd.client")
 
 
@@ -56,11 +53,11 @@ class _OverError(Exception):
     """Nobody waits for the end of a rescue any more."""
 
 
-Begin: TypeAlias = Callable[[Lease], object]
+LookAfter: TypeAlias = Callable[[Lease], object]
 """Has a reactor look after a lease, by `keep`, unless that is over."""
 
 
-def renew_now(lease: Lease, begin: Begin) -> None:
+def renew_now(lease: Lease, begin: LookAfter) -> None:
     """Renew a lease for those who have asked for it; in the reactor's thread."""
     if lease.task is None:
         begin(lease)
@@ -68,7 +65,7 @@ def renew_now(lease: Lease, begin: Begin) -> None:
         lease.poke()
 
 
-def read_now(lease: Lease, begin: Begin, seen: Signal) -> None:
+def read_now(lease: Lease, begin: LookAfter, seen: Signal) -> None:
     """Take in what has come on the connection of a lease, and say so; in the reactor's thread."""
     if lease.task is None:
         begin(lease)
@@ -114,13 +111,13 @@ class _Keeper:
                 if lease.left <= 0:
                     lease.lose(UNRENEWED)
                     return
-                yield Pause(BUSY)  # its owner renews it, or is about to end it
+                yield Pause(OWNER_BUSY)  # its owner renews it, or is about to end it
                 continue
             try:
                 is_silent = self._step(link, came)
             except (OSError, UnexpectedReplyError, errors.DflockdError) as exc:
                 lease.is_away = True
-                if not isinstance(exc, _ELSEWHERE):
+                if not isinstance(exc, ELSEWHERE):
                     lease.doubt()
                 yield from _Rescue(self, link, exc).run()
                 continue
@@ -348,7 +345,7 @@ class _Rescue:
 
     def _note(self, exc: errors.RemoteError) -> None:
         # Without an answer nothing has been heard.
-        if not isinstance(exc, _ELSEWHERE) and not isinstance(exc.__cause__, TimeoutError):
+        if not isinstance(exc, ELSEWHERE) and not isinstance(exc.__cause__, TimeoutError):
             self._lease.doubt()
 
     def _open(self) -> Flow[None]:

@@ -33,7 +33,7 @@ from dflockd.client.frames import without_frames
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.requester import ANSWER_PATIENCE, Begin, Requester
-from dflockd.client.routing import PASSING, ShardMap
+from dflockd.client.routing import RETRIED, ShardMap
 from dflockd.wire import GRANTED
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ TRANSITIONS: Final = frozenset(
 RELEASE_PATIENCE = 1.0
 """Seconds that a release waits for its server, or its shard, before it is left to the reactor."""
 
-BUSY = 0.001
+REACTOR_BUSY = 0.001
 """Seconds between looks at whether the reactor has done with the connection: it never waits with it."""
 
-BUSY_AT_MOST = 1.0
+REACTOR_BUSY_AT_MOST = 1.0
 """Seconds after which that connection is done without: its thread stands still for some reason."""
 
 R = TypeVar("R")
@@ -598,7 +598,7 @@ class LockSession(Requester):
             logger.log(level, "lock %r could not be released: %s", self._name, failed)
             if self.telling is not None:
                 self.telling.close()
-            if isinstance(exc, PASSING):
+            if isinstance(exc, RETRIED):
                 self._home().reactor.release_later(lease)
             link = None
         self.telling = None
@@ -700,11 +700,11 @@ class LockSession(Requester):
             if lease.is_away:
                 if claim is not None:
                     return None
-            elif lease.link.closed or clock.now() - began > BUSY_AT_MOST:
+            elif lease.link.closed or clock.now() - began > REACTOR_BUSY_AT_MOST:
                 return None
             if self._home().reactor.cannot_be_awaited():
                 return None
-            yield Pause(10 * BUSY if lease.is_away else BUSY)
+            yield Pause(10 * REACTOR_BUSY if lease.is_away else REACTOR_BUSY)
         return link
 
     # Small things.

@@ -120,7 +120,7 @@ MOST_LEASES = 64
 _leases: dict[bytes, int] = {}
 
 
-SHORT, LONG = 256, 65536
+SHORT_READ, LONG_READ = 256, 65536
 """Bytes to read at once of a reply, and of one that turns out to be long. Room for a long one costs as
 much as all else that is done to read a short one, and nearly all are short."""
 
@@ -135,8 +135,8 @@ class ReplyReader:
         self.owed = 0
         """Requests that were sent and are still to be answered. The latest is waited for: replies to
         those before it are passed over."""
-        self.room = SHORT
-        """So many bytes are to be read next."""
+        self.room = SHORT_READ
+        """How many bytes to read next."""
 
     def receive(self, data: bytes) -> bytes | None:
         """Take in what was read and return the line it completes, or ``None`` until more comes.
@@ -158,10 +158,10 @@ class ReplyReader:
                 raise UnexpectedReplyError("a line that nobody asked for")
             self._buffer = b""
             self.owed = 0
-            self.room = SHORT
+            self.room = SHORT_READ
             return reply
         self._buffer = line
-        self.room = LONG
+        self.room = LONG_READ
         return None
 
 
