@@ -33,7 +33,7 @@ from dflockd.client.flow import Awaited, Flow, Pause, Ready, Signal
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
-from dflockd.client.release import release_later, take_back
+from dflockd.client.release import Ends, end_later
 from dflockd.client.renewal import keep, read_now, renew_now
 
 LOOK_EVERY = 0.1
@@ -168,18 +168,14 @@ class Reactor:
             if len(reactor._inbox) > FORGOTTEN and reactor._wakes_at > -math.inf:
                 reactor._wake()
 
-    def release_later(self, lease: Lease) -> None:
-        """Release a lock once its server can be reached again, unless its lease ends before."""
-        self.run(release_later(lease, self._pool))
-
-    def take_back(self, lease: Lease) -> None:
-        """Free a hold that was meant for another process, unless that has adopted it."""
-        self.run(take_back(lease, self._pool))
+    def end_later(self, lease: Lease, operation: Ends) -> None:
+        """End a hold once its server can be reached again, unless its lease ends before."""
+        self.run(end_later(lease, self._pool, operation))
 
     def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
         task = Task(self, flow)
-        self.call(lambda: self._begin(task))
+        self.call(lambda: self._step(task, None))
         return task
 
     def call(self, function: Callable[[], object]) -> None:
@@ -250,7 +246,7 @@ class Reactor:
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._started.pop()
-        self._begin(Task(self, self._sweep()))
+        self._step(Task(self, self._sweep()), None)
         while not self._is_closed:
             try:
                 self._turn()
@@ -365,7 +361,7 @@ class Reactor:
             return
         if not isinstance(lease.task, Task):
             task = lease.task = Task(self, keep(lease, self._pool))
-            self._begin(task)
+            self._step(task, None)
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
             self._stop(lease.task)
@@ -379,9 +375,6 @@ class Reactor:
             self._pool.sweep(clock.now())
 
     # Tasks.
-
-    def _begin(self, task: Task) -> None:
-        self._step(task, None)
 
     def _step(self, task: Task, outcome: object) -> None:
         """Resume a task with what it has waited for, and see what it waits for next."""

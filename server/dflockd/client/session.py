@@ -188,7 +188,7 @@ class LockSession(Requester):
         self.give_up(claim)
         lease, _ = claim
         if lease is not None and lease.is_ended_by(claim):
-            self._home().reactor.take_back(lease)
+            self._home().reactor.end_later(lease, operations.take_back)
 
     def abandon(self) -> None:
         """Close whatever this session stands on, at any instant and in any thread."""
@@ -599,7 +599,7 @@ class LockSession(Requester):
             if self.telling is not None:
                 self.telling.close()
             if isinstance(exc, RETRIED):
-                self._home().reactor.release_later(lease)
+                self._home().reactor.end_later(lease, operations.release)
             link = None
         self.telling = None
         self._be_free()

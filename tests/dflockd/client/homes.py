@@ -11,7 +11,7 @@ from dflockd.client.connection import Connection, Route
 from dflockd.client.flow import Flow, Hear, Pause, Ready, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
-from dflockd.client.release import release_later, take_back
+from dflockd.client.release import Ends, end_later
 from dflockd.client.renewal import keep, read_now, renew_now
 from dflockd.client.session import LockSession
 
@@ -224,12 +224,8 @@ class FakeReactor:
         if lease.task is not None:
             self._stage.soon(lease.poke, 1.0)
 
-    def release_later(self, lease: Lease) -> None:
-        flow = release_later(lease, self._home.pool)
-        self._stage.soon(lambda: self._home.run(flow), 0.01)
-
-    def take_back(self, lease: Lease) -> None:
-        flow = take_back(lease, self._home.pool)
+    def end_later(self, lease: Lease, operation: Ends) -> None:
+        flow = end_later(lease, self._home.pool, operation)
         self._stage.soon(lambda: self._home.run(flow), 0.01)
 
     def cannot_be_awaited(self) -> bool:

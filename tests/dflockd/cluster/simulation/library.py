@@ -223,8 +223,8 @@ class LibraryClient(Client):
             task = lease.task = self.run(renewal.keep(lease, self.pool))
             task.step(self.now)
 
-    def release_later(self, lease: Lease) -> None:
-        self.run(release.release_later(lease, self.pool))
+    def end_later(self, lease: Lease, operation: release.Ends) -> None:
+        self.run(release.end_later(lease, self.pool, operation))
 
     def cannot_be_awaited(self) -> bool:
         return False
