@@ -29,7 +29,7 @@ from dflockd.client.conversation import connect, talk
 from dflockd.client.flow import Flow, Hear, Pause, Signal
 from dflockd.client.operations import GRACE, Progress, about_server
 from dflockd.client.process import current
-from dflockd.client.routing import PASSING
+from dflockd.client.routing import RETRIED
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
 
@@ -305,7 +305,7 @@ class PendingAcquires:
         elif pending.is_handed:
             self._all.discard(pending)
         else:
-            self._end(pending, _taken_up(pending))
+            self._end(pending, _taken_elsewhere(pending))
 
     def _end(self, pending: PendingAcquire, error: errors.RemoteError | None = None) -> None:
         self._all.discard(pending)
@@ -346,7 +346,7 @@ class PendingAcquires:
                 self._line_up(pending)
                 return
         pending.error = error
-        if not isinstance(error, PASSING) or (pending.deadline or math.inf) <= now:
+        if not isinstance(error, RETRIED) or (pending.deadline or math.inf) <= now:
             self._end(pending, error)
             return
         # That a shard moves or recovers says nothing about the others of its server.
@@ -565,7 +565,7 @@ def _will_pass(pending: PendingAcquire, error: errors.RemoteError) -> bool:
     return shards is not None and error.server != str(shards.seeds)
 
 
-def _taken_up(pending: PendingAcquire) -> errors.RemoteError:
+def _taken_elsewhere(pending: PendingAcquire) -> errors.RemoteError:
     key, server = pending.lock.key, str(pending.server)
     return errors.OwnerConflictError(
         f"lock {key!r} on {server}: somebody else has taken up the position",
