@@ -106,8 +106,12 @@ class Session(asyncio.Protocol):
         server, reader, peer, slices = self._server, self._reader, self.peer, self._slices
         kind = OTHER
         now = monotonic()
-        is_calm = now < slices.free_until and now <= server.late_at
-        if is_calm and self._is_open and peer.waiting is None:
+        if (
+            self._is_open
+            and peer.waiting is None
+            and now < slices.free_until
+            and now <= server.late_at
+        ):
             kind = reader.receive_one(data)
         elif self._begun or self._begins(data):
             reader.receive(data)
