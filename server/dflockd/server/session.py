@@ -122,9 +122,6 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
-        if monotonic() - now > slices.slice:
-            self._took_long = True
-            self._review()
         if out:
             self._transport.write(out)
         if server.draining:
@@ -192,6 +189,12 @@ class Session(asyncio.Protocol):
         """Note that a reply to it is being made, which `deliver` brings later."""
         self._looks_on = True
         self._review()
+
+    def look_at_clock(self, began: float) -> None:
+        """Let others go first from now on, if what was handled since then took long."""
+        if monotonic() - began > self._slices.slice:
+            self._took_long = True
+            self._review()
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more, and nothing is left to be answered."""

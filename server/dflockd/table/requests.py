@@ -297,13 +297,23 @@ class Requests:
             The entry, which may be new, or what to answer.
         """
         partition = self._partition if self._is_whole else self.serving(key, now)
-        entry: Entry | None = None
-        if isinstance(partition, Partition) and partition.recovers_until is None:
-            entry = partition.spaces[space].get(key)
-        if entry is None and key_problem(key):
-            return _ERROR
-        if entry is None or entry.limit != asked.limit:
-            found = self.slots.entry_of(partition, space, key, asked.limit, now, effects)
+        if not isinstance(partition, Partition):
+            return _ERROR if key_problem(key) else partition
+        if partition.recovers_until is not None:
+            wait = recovery.wait(partition, now)
+            if wait is not None:
+                return _ERROR if key_problem(key) else wait
+        found: Entry | Refusal
+        entry = partition.spaces[space].get(key)
+        if entry is None:
+            if key_problem(key):
+                return _ERROR
+            found = self.slots.enter(partition, space, key, asked.limit, now)
+            if not isinstance(found, Entry):
+                return found
+            entry = found
+        elif entry.limit != asked.limit:
+            found = self.slots.change_limit(entry, asked.limit, now, effects)
             if not isinstance(found, Entry):
                 return found
             entry = found

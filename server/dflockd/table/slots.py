@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +26,6 @@ from dflockd.wire import (
     FairGroup,
     Granted,
     Owner,
-    Recovering,
     Refusal,
     Reply,
     Space,
@@ -89,49 +87,40 @@ class Slots:
 
     # What is where.
 
-    def entry_of(
-        self,
-        partition: Partition | Refusal,
-        space: int,
-        key: bytes,
-        limit: int,
-        now: float,
-        effects: list[Effect],
+    def enter(
+        self, partition: Partition, space: int, key: bytes, limit: int, now: float
     ) -> Entry | Refusal:
-        """Return the entry of a partition that somebody wants a slot of, new if it has to be.
+        """Return a new entry for a key that is free, if there may be one more."""
+        if self.size >= self.limits.max_locks:
+            self.counts.full += 1
+            return Status.MAX_LOCKS
+        return self.add(partition, space, key, limit, now)
+
+    def change_limit(
+        self, entry: Entry, limit: int, now: float, effects: list[Effect]
+    ) -> Entry | Refusal:
+        """Let so many hold the key of an entry; return it, or the one in its place, or a refusal.
 
         How many may hold a lock is what the latest request says. A semaphore has its limit from who
         asked for it first.
         """
-        if not isinstance(partition, Partition):
-            return partition
-        if partition.recovers_until is not None:
-            if now < partition.recovers_until:
-                return Recovering(math.ceil((partition.recovers_until - now) * 1000))
-            partition.end_recovery()
-        entry = partition.spaces[space].get(key)
-        if entry is None:
-            if self.size >= self.limits.max_locks:
-                self.counts.full += 1
-                return Status.MAX_LOCKS
-            return self.add(partition, space, key, limit, now)
-        if entry.limit != limit:
-            if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
-                return Status.LIMIT_MISMATCH
-            is_more, entry.limit = limit > entry.limit, limit
-            if is_more and entry.waiters:
-                # Ahead of who asks, and the entry may end with that.
-                self.promote(entry, now, effects)
-                if not self.is_here(entry):
-                    return self.add(partition, space, key, limit, now)
+        if entry.space == Space.SEMAPHORE and entry.limit != UNKNOWN:
+            return Status.LIMIT_MISMATCH
+        is_more, entry.limit = limit > entry.limit, limit
+        if is_more and entry.waiters:
+            # Ahead of who asks, and the entry may end with that.
+            self.promote(entry, now, effects)
+            if not self.is_here(entry):
+                return self.add(entry.partition, entry.space, entry.key, limit, now)
         return entry
 
     def add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
         """Return a new entry for a key that is free."""
         self.size += 1
         entry = partition.spaces[space][key] = Entry(partition, space, key, limit)
-        if partition.rates.open or partition.rates.packed:
-            rate = self.rates.find(partition.rates, space, key, now)
+        rates = partition.rates
+        if rates.open or rates.packed:
+            rate = self.rates.find(rates, space, key, now)
             if rate is not None:
                 self.rates.use(rate)
                 entry.queue().rate = rate
@@ -142,8 +131,9 @@ class Slots:
         self.size -= 1
         if self.withheld:
             self.withheld.pop(entry, None)
-        if entry.waiters is not None and entry.waiters.rate is not None:
-            self.rates.rest(entry.waiters.rate)
+        queue = entry.waiters
+        if queue is not None and queue.rate is not None:
+            self.rates.rest(queue.rate)
         del entry.partition.spaces[entry.space][entry.key]
 
     # Holds.

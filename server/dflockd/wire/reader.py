@@ -115,7 +115,7 @@ class RequestReader:
         return self._read(word, key, argument)
 
     def _read(self, word: bytes, key: bytes, argument: bytes) -> int:
-        """Return the kind of a request within its limits; if it is for a slot, the rest is here then."""
+        """Return the kind of a request of short lines; if it is for a slot, the rest is here then."""
         command = _COMMANDS.get(word)
         if command is None:
             return OTHER
