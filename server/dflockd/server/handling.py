@@ -140,7 +140,7 @@ class Handling:
         """
         table, others, out = self.table, self._others, b""
         try:
-            if kind < RELEASE or now >= table.deadlines.earliest or self.draining:
+            if kind < RELEASE or now >= table.deadlines.earliest or table.connections.draining:
                 self._handle(peer, reader.request(), now)
             elif kind == RELEASE:
                 done = table.release(reader.space, reader.key, reader.token, now, others)
@@ -209,7 +209,7 @@ class Handling:
 
     def _handle(self, peer: Peer, request: Request, now: float) -> None:
         """Let the table handle a message; the reply is one of the effects."""
-        if isinstance(request, Find | Inspect | Stats) and not self.draining:
+        if isinstance(request, Find | Inspect | Stats) and not self.table.connections.draining:
             if now >= self.table.deadlines.earliest:
                 self._others += self.table.advance(now)
             report = self._report(peer.id, request)
