@@ -15,10 +15,10 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
-from dflockd.table.line import Process, ReservedPosition
+from dflockd.table.line import ClientProcess, ReservedPosition
 from dflockd.table.newest import NewestKeys
 from dflockd.table.queue import Queue
-from dflockd.table.rates import PackedRates, Rate, Rates
+from dflockd.table.rates import KeyRate, PackedRates, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import GONE, LISTENING, QUEUED, RESERVED, UNTOLD, WAITING
@@ -146,7 +146,7 @@ class Slots:
         owner: Owner | None,
         label: bytes,
         now: float,
-        rate: Rate | None = None,
+        rate: KeyRate | None = None,
     ) -> Hold:
         """Give a free slot of an entry to somebody."""
         issuer, limit = entry.partition.issuer, entry.limit
@@ -456,7 +456,7 @@ class Slots:
                 if process.asking is None:
                     process.starved[entry] = None
 
-    def find_turn(self, process: Process, now: float, effects: list[Effect]) -> None:
+    def find_turn(self, process: ClientProcess, now: float, effects: list[Effect]) -> None:
         """Tell a process that asks of a turn that is there already, if one is.
 
         Where it could have had one longest is looked at first. A key that has more for it comes last
@@ -470,7 +470,7 @@ class Slots:
         if process.asking is not None and process.starved:
             self.later(partial(self._go_on_finding, process), now)
 
-    def _go_on_finding(self, process: Process, now: float, effects: list[Effect]) -> bool:
+    def _go_on_finding(self, process: ClientProcess, now: float, effects: list[Effect]) -> bool:
         self.find_turn(process, now, effects)
         return True
 
@@ -479,7 +479,7 @@ class Slots:
         if self.reservations.pass_on(waiter, now):
             self.promote(waiter.entry, now, effects)
 
-    def wake(self, queue: Queue[Waiter], rate: Rate, now: float) -> None:
+    def wake(self, queue: Queue[Waiter], rate: KeyRate, now: float) -> None:
         """See to it that a waiter gets the next place."""
         self.rates.wake(rate, queue.places, now)
 
@@ -569,7 +569,7 @@ class Slots:
                 self.lapse(item, now, effects)
             elif isinstance(item, Waiter):
                 self.time_out(item, now, effects)
-            elif isinstance(item, Rate):
+            elif isinstance(item, KeyRate):
                 self.next_place(item, now, effects)
             elif isinstance(item, PackedRates):
                 self.rates.drop(item)
@@ -592,7 +592,7 @@ class Slots:
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)
 
-    def next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
+    def next_place(self, rate: KeyRate, now: float, effects: list[Effect]) -> None:
         """Give the free places to waiters, or forget the rate."""
         entry: Entry | None = rate.book.entries[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
@@ -628,7 +628,7 @@ class Slots:
             self.backlog.append(job)
 
 
-def answer_asking(process: Process, reply: Reply, effects: list[Effect]) -> None:
+def answer_asking(process: ClientProcess, reply: Reply, effects: list[Effect]) -> None:
     """Answer a process that asks whose turn it is, if it does."""
     peer: Peer | None = process.asking
     if peer is not None:
