@@ -60,10 +60,9 @@ class TokenIssuer:
 
     def token(self, space: int, key: bytes, fence: int, *, is_sole: bool) -> bytes:
         """Return the token that carries `fence`: the same one every time."""
-        number = fence.to_bytes(8, "big")
         digest = self._keyed.copy()
-        digest.update(number + _KINDS[2 * space + is_sole] + key)
-        return format_token(number, digest.digest())
+        digest.update(fence.to_bytes(8, "big") + _KINDS[2 * space + is_sole] + key)
+        return format_token(fence, digest.digest())
 
     def verify(self, space: int, key: bytes, token: bytes) -> tuple[int, bool] | None:
         """Return the fence of a token, and whether its hold was granted as the only one.

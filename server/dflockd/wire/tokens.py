@@ -13,9 +13,9 @@ from typing import Final
 MAX_FENCE: Final = (1 << 64) - 1
 
 
-def format_token(fence: bytes, digest: bytes) -> bytes:
-    """Return the token of a fence, its more significant bytes first, and of a digest: 8 bytes each."""
-    return hexlify(fence + digest)
+def format_token(fence: int, digest: bytes) -> bytes:
+    """Return the token of `fence` and an 8-byte `digest`."""
+    return hexlify(fence.to_bytes(8, "big") + digest)
 
 
 def fence_from_token(token: str | bytes) -> int:
