@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.line import Position, Process, ReservedPosition
+from dflockd.table.line import ClientProcess, Position, ReservedPosition
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, RateBlock, RateBook
@@ -387,7 +387,7 @@ class Waiter(Position):
 
     @property
     def place(self) -> object:
-        """By what `Process.starved` knows where it waits."""
+        """By what `ClientProcess.starved` knows where it waits."""
         return self.entry
 
 
@@ -413,7 +413,7 @@ class Peer:
         self.id = number
         self.instance = b""
         """Which process it is; empty of one that has not said `Hello`."""
-        self.process: Process | None = None
+        self.process: ClientProcess | None = None
         """The same, with all of its connections."""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
@@ -427,7 +427,7 @@ class Peer:
         """What its last wait was answered with."""
         self.told: Waiter | None = None
         """Of whose turn it was told last."""
-        self.waiting: Waiter | Process | None = None
+        self.waiting: Waiter | ClientProcess | None = None
         """What it is blocked on: its next request is handled only after that is answered. It is its
         own process while it asks whose turn it is."""
         self.left: dict[tuple[int, bytes], Left] = {}

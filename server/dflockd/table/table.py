@@ -12,7 +12,7 @@ from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import NewestRecord
-from dflockd.table.rates import PackedRecord, Rate, RateRecord
+from dflockd.table.rates import KeyRate, PackedRecord, RateRecord
 from dflockd.table.report import Listing
 from dflockd.table.requests import Answer, Requests
 from dflockd.table.slots import Effect, Slots, answer_asking
@@ -198,7 +198,7 @@ class LockTable(Requests):
         partition = self.locate(key)
         return partition.spaces[space].get(key) if isinstance(partition, Partition) else partition
 
-    def rate_of(self, space: int, key: bytes) -> Rate | None:
+    def rate_of(self, space: int, key: bytes) -> KeyRate | None:
         """Return the rate of a key that is in this table, which may be free, if it has one."""
         partition = self.locate(key)
         return (
