@@ -369,8 +369,7 @@ class NaiveRules(NaiveState):
         for name in list(key.limits):
             if name not in waiting and not key.taken(name):
                 del key.limits[name]
-        for name in [name for name in key.stuck if key.may_have_turns(name)]:
-            del key.stuck[name]
+        key.stuck = {name: was for name, was in key.stuck.items() if was == key.state_of(name)}
         ready = [name for name in waiting if key.may_have_turns(name)]
         if len(waiting) > len(ready):
             self.seen["groups that have all they may"] += 1
@@ -410,6 +409,8 @@ class NaiveRules(NaiveState):
             is_there = group.name in key.limits or key.taken(group.name) > 0
             is_new = is_there and key.limits.get(group.name) != group.limit
             key.limits[group.name] = group.limit
+            if is_new:
+                key.stuck.pop(group.name, None)
             waits = any(each.wants for each in key.of_group(group.name))
             has_room = key.may_have_turns(group.name)
             may_serve = (is_new and key.is_heavy()) or (waits and has_room and not had_room)
