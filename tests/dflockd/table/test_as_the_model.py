@@ -69,7 +69,7 @@ def test_rates_turns_groups_and_ages_are_at_one_key_as_in_the_model(seeds: range
 def test_keys_are_paused_as_in_the_model(seeds: range) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
-        machine = come_and_go(seed, in_groups=seed % 2 > 0, rated=seed % 4 > 1, paused=True)
+        machine = come_and_go(seed, in_groups=seed % 3 > 0, rated=seed % 3 > 1, paused=True)
         seen.update(machine.model.seen)
         machine.teardown()
     for what in OF_PAUSES:
