@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
+from dflockd.table.sharded import LAPSED
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -173,6 +174,9 @@ def test_a_shard_that_is_elsewhere_is_not_paused_here() -> None:
     table.drop(0, AWAY)
     assert isinstance(ask(table, table.connect(), Pause(b"a")), Moved)
     assert isinstance(ask(table, table.connect(), Resume(b"a")), Moved)
-    table.serve_until(10, 0)
-    lapsed = shards_of(10.0)
-    assert type(ask(lapsed, lapsed.connect(), Pause(b"a"), 11.0)).__name__ == "Recovering"
+
+
+def test_a_server_that_may_have_lost_its_shards_pauses_nothing() -> None:
+    table = shards_of(10.0)
+    assert ask(table, table.connect(), Pause(b"a"), 11.0) == LAPSED
+    assert len(table) == 0
