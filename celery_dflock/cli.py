@@ -321,27 +321,27 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
     sys.exit(not ended)
 
 
-class _Time(click.ParamType):
-    """A time such as ``90s``, ``10m``, ``1h`` or ``2d``."""
+_time = re.compile(r"([0-9]{1,7})([smhd])").fullmatch
 
-    name = "time"
-    _written = re.compile(r"([0-9]{1,7})([smhd])").fullmatch
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = self._written(str(value))
-        if found is None or not int(found[1]):
-            self.fail(f"{value!r}: give a time such as 90s, 10m, 1h or 2d", param, ctx)
-        return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """Return how many seconds a time such as ``10m`` has."""
+    if value is None:
+        return None
+    found = _time(value)
+    if found is None or not int(found[1]):
+        raise click.BadParameter(f"{value!r}: give a time such as 90s, 10m, 1h or 2d")
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 @dflock.command(cls=_Command)
 @click.argument("key")
-@click.option("--for", "seconds", type=_Time(), help="End the pause after 90s, 10m, 1h or 2d.")
+@click.option("--for", "seconds", callback=_seconds, metavar="TIME", help="End the pause after 90s, 10m, 1h or 2d.")
 @click.option("--reason", default="", help="Shown to everybody who waits or looks.")
 @as_json
 @click.pass_context
 def pause(ctx: click.Context, key: str, seconds: int | None, reason: str, as_json: bool) -> None:
-    """Let nobody new have KEY until you resume it. Who holds it goes on, who waits keeps the position.
+    """Grant KEY to nobody until you resume it. Its holder goes on, and waiters keep their positions.
 
     KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
     A second pause replaces the first.

@@ -262,7 +262,7 @@ def reservation_request(reservation: object, key: str) -> Reserve:
 
 
 def checked_pause(key: str, for_s: object, reason: object, by: object) -> Pause:
-    """Return a pause as it is sent; by default it is by whoever runs this process.
+    """Return a pause as it is sent; by default it is by the user of this process.
 
     Raises:
         InvalidArgumentError: it can be none.

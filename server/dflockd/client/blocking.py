@@ -311,7 +311,7 @@ class DistributedLock(LockBase):
     def pause(self, for_s: float | None = None, reason: str = "", by: str | None = None) -> None:
         """Have nothing of this lock granted until `resume`, or for so many seconds.
 
-        Who holds it goes on, and who waits keeps the position. A second pause replaces the first.
+        Its holder goes on, and waiters keep their positions. A second pause replaces the first.
 
         Args:
             for_s: after so many seconds the pause ends by itself.

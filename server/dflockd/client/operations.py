@@ -689,7 +689,7 @@ def pause(target: Target, asked: Pause) -> Operation[None]:
     """
     _check_pauses(target)
     if not _is_done((yield from _asked(target, asked, parse_done)), target):
-        raise refused(Status.ERROR, target)
+        raise _no_pauses(target)
 
 
 def resume(target: Target) -> Operation[bool]:
@@ -704,7 +704,11 @@ def resume(target: Target) -> Operation[bool]:
 
 def _check_pauses(target: Target) -> None:
     if b"pauses" not in target.features:
-        raise unsupported(target, "pauses")
+        raise _no_pauses(target)
+
+
+def _no_pauses(target: Target) -> errors.UnsupportedError:
+    return unsupported(target, "pauses")
 
 
 def draw_age(target: Target) -> Operation[int]:

@@ -1,4 +1,4 @@
-"""Keys that operators have paused: nothing of them is granted for a while, whoever holds or waits."""
+"""Keys that operators have paused: nothing of them is granted for a while."""
 
 from __future__ import annotations
 

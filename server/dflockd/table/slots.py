@@ -595,7 +595,7 @@ class Slots:
             self.changes.append(pause)
 
     def resume(self, pause: Pause, now: float, effects: list[Effect]) -> None:
-        """End a pause, and serve those who wait; if nobody is there, the key is forgotten."""
+        """End a pause, and serve those who wait; without any, or a holder, the key is forgotten."""
         self._end_pause(pause)
         if self.changes is not None:
             self.changes.append(pause)

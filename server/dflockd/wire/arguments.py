@@ -285,7 +285,7 @@ renew: Final = _by_name(*_WHO, b"how", b"token", needed=b"token")
 
 
 def pause(argument: bytes) -> tuple[int | None, bytes, bytes]:
-    """Read for how many milliseconds a key is to be paused, by whom and why.
+    """Read for how many milliseconds to pause a key, by whom and why.
 
     Raises:
         MalformedError: it cannot be meant.

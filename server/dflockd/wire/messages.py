@@ -300,9 +300,9 @@ class Evict(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """``pause``: grant nothing of a lock and tell of no turn, until a `Resume`, for operators.
+    """``pause``: grant nothing of a lock, and announce no turn, until a `Resume`; for operators.
 
-    Who holds it goes on, and who waits keeps the position. The latest replaces those before.
+    Its holder goes on, and waiters keep their positions. The latest replaces those before.
     """
 
     key: bytes
