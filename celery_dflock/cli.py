@@ -336,7 +336,13 @@ def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 @dflock.command(cls=_Command)
 @click.argument("key")
-@click.option("--for", "seconds", callback=_seconds, metavar="TIME", help="End the pause after 90s, 10m, 1h or 2d.")
+@click.option(
+    "--for",
+    "seconds",
+    callback=_seconds,
+    metavar="TIME",
+    help="End the pause after 90s, 10m, 1h or 2d.",
+)
 @click.option("--reason", default="", help="Shown to everybody who waits or looks.")
 @as_json
 @click.pass_context
