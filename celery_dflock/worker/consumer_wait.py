@@ -32,7 +32,7 @@ from celery_dflock.look import Look, tell_waiting
 from celery_dflock.outcome.types import HANDED, prepare
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import unacknowledged
-from celery_dflock.worker.errands import Errands, Job
+from celery_dflock.worker.errands import Errands
 from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
@@ -76,7 +76,7 @@ class ConsumerWait:
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
         self._inbox = Inbox(consumer)
-        self._slots, self._use = slots_of(consumer, self._post)
+        self._slots, self._use = slots_of(consumer, self._inbox.post)
         self._prefetch = Prefetch(consumer)
         self._timer: Any = None
         self._has_started = False
@@ -356,11 +356,8 @@ class ConsumerWait:
                 self._slots.release()
             self._find_next()
 
-    def _post(self, job: Job) -> None:
-        self._inbox.post(job)
-
-    def _change(self, state: str) -> int:
-        self._next = state
+    def _change(self, to: str) -> int:
+        self._next = to
         self._rounds += 1
         return self._rounds
 

@@ -21,7 +21,7 @@ class Inbox:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._is_green = bool(getattr(consumer.pool, "is_green", False))
+        self._is_green = bool(consumer.pool.is_green)
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._errands: Errands | None = None
         self._pair: tuple[socket.socket, socket.socket] | None = None

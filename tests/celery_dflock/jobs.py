@@ -53,6 +53,12 @@ VISIBILITY = "JOBS_VISIBILITY"
 TOLD_MS = "JOBS_TOLD_MS"
 """Milliseconds for which a lock is set aside for a task whose turn has come in the consumer."""
 
+ASK_AGAIN = "JOBS_ASK_AGAIN"
+"""Seconds without a turn after which a worker asks for one on another connection."""
+
+PENDING = {TOLD_MS: "TURN_MS", ASK_AGAIN: "ASK_AGAIN"}
+"""What these are of pending acquires."""
+
 AT_ONCE = {"base": 0.05, "cap": 0.05}
 
 app = Celery("tests.celery_dflock.jobs", set_as_current=False)
@@ -84,8 +90,9 @@ def configure(env: Mapping[str, str]) -> None:
             "unacked_mutex_expire": 3,
         }
     app.conf.update(json.loads(env.get(MORE, "{}")))
-    if TOLD_MS in env:
-        import_module("dflockd.client.pending").TURN_MS = int(env[TOLD_MS])  # type: ignore[attr-defined]
+    for variable, name in PENDING.items():
+        if variable in env:
+            setattr(import_module("dflockd.client.pending"), name, json.loads(env[variable]))
 
 
 configure(os.environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import socket
 import struct
 import threading
@@ -67,6 +68,13 @@ class Proxy:
         self._swallowed += [self._requests_pass, self._replies_pass]
         self._requests_pass, self._replies_pass = threading.Event(), threading.Event()
         self.pass_on()
+
+    def vanish(self) -> None:
+        """Do so, and have the kernel acknowledge nothing either: as a host that is gone."""
+        self.swallow()
+        with self._changing:
+            for pair in self._pairs:
+                pair.near.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, _DROP_ALL)
 
     def pass_on(self) -> None:
         """Pass on what was held back, and all that comes."""
@@ -143,3 +151,10 @@ class _Pair:
 
 
 _RESET = struct.pack("ii", 1, 0)
+
+_ATTACH_FILTER = 26
+"""``SO_ATTACH_FILTER`` of Linux, for which Python has no name."""
+
+_DROP_ALL_CODE = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_DROP_ALL = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL_CODE))
+"""A program of one instruction, which keeps no byte of what comes to a socket."""

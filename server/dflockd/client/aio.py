@@ -81,7 +81,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout, progress=progress)
             reply = None
             if link is not None:
-                reply = await _reply(link, session.asked.patience)
+                reply = await _reply(link, session.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
             return await drive(session.acquire(claim, timeout, link, reply, progress))
@@ -302,7 +302,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout)
             reply = None
             if link is not None:
-                reply = await _reply(link, session.asked.patience)
+                reply = await _reply(link, session.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return self
             if not await drive(session.acquire(claim, timeout, link, reply)):
@@ -528,8 +528,6 @@ class _Reader:
             return
         try:
             line = link.receive()
-            while line is None and link.is_tls and link.has_data():
-                line = link.receive()
         except (OSError, UnexpectedReplyError) as exc:
             waiting.set_result(without_frames(exc))
         else:
@@ -582,8 +580,6 @@ async def _reply_elsewhere(
     try:
         while line is None and await _ready_elsewhere(loop, Ready(link, False, until)):
             line = link.receive()
-            while line is None and link.has_data():
-                line = link.receive()
     except (OSError, UnexpectedReplyError) as exc:
         return without_frames(exc)
     return line

@@ -82,7 +82,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout, progress=progress)
             reply = None
             if link is not None:
-                reply = _hear(link, session.asked.patience)
+                reply = _hear(link, session.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
             return drive(session.acquire(claim, timeout, link, reply, progress))
@@ -344,7 +344,7 @@ class DistributedLock(LockBase):
             link = session.ask(claim, timeout)
             reply = None
             if link is not None:
-                reply = _hear(link, session.asked.patience)
+                reply = _hear(link, session.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return self
             if not drive(session.acquire(claim, timeout, link, reply)):

@@ -24,7 +24,7 @@ from dflockd.client import clock
 from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.resolver import look_up, under_way
-from dflockd.wire import ReplyReader, UnexpectedReplyError
+from dflockd.wire import ReplyReader
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for a connection to be made, TLS included; and for its server to say hello where the caller
@@ -113,7 +113,6 @@ class Connection:
         "is_tls",
         "left",
         "loop_reader",
-        "owed",
         "poll",
         "pooled",
         "reader",
@@ -134,8 +133,6 @@ class Connection:
         on who is idle for long: that is no answer to what is asked next."""
         self.guard: object = None
         """Closes it when its owner is forgotten, who stands in a queue on it."""
-        self.owed = False
-        """Whether a reply is still to come to a request that `send_now` sent."""
         self.asked_at = 0.0
         """When the latest `ask` was."""
         self.left = math.inf
@@ -171,9 +168,9 @@ class Connection:
         """Return the descriptor, for those who wait; -1 if it is closed."""
         return self._sock.fileno()
 
-    def has_data(self) -> bool:
-        """Return whether there is something to read that the socket no longer has."""
-        return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
+    def owes(self) -> bool:
+        """Return whether an answer is still to come to what was asked on it, or to a part of that."""
+        return self.reader.owed > 0
 
     def has_come(self) -> bool:
         """Return whether something can be read at once, be it the end of the connection.
@@ -191,11 +188,9 @@ class Connection:
         return bool(poll.poll(0))
 
     def ask(self, request: bytes, now: float) -> None:
-        """Send a request, whose reply the caller waits for; if that fails, close it instead.
-
-        No other reply may be owed.
-        """
+        """Send a request, whose reply the caller waits for; if that fails, close it instead."""
         self.asked_at = now
+        self.reader.owed += 1
         try:
             if self._sock.send(request) == len(request):
                 return
@@ -215,31 +210,13 @@ class Connection:
                 raise ConnectionResetError("the server gave up an idle connection")
 
     def send_now(self, request: bytes) -> None:
-        """Send a request, for `receive_now` to fetch the reply later.
+        """Send a request, for `receive` to fetch the reply later.
 
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self.reader.ahead = 0
-        if self._sock.send(request) != len(request):
+        if self.begin(request):
             raise BlockingIOError("send buffer full")
-        self.owed = True
-
-    def receive_now(self) -> bytes | None:
-        """Return the reply if it is there.
-
-        Raises:
-            OSError: the connection broke.
-            UnexpectedReplyError: nothing was asked, or the reply is none.
-        """
-        line = self.receive()
-        while line is None and self.has_data():
-            line = self.receive()
-        if line is not None:
-            if not self.owed:
-                raise UnexpectedReplyError("a line that nobody asked for")
-            self.owed = False
-        return line
 
     def watch(self, watcher: Watcher) -> bool:
         """Note that somebody is about to register the descriptor; ``False`` if it is closed."""
@@ -337,8 +314,12 @@ class Connection:
         if not (yield Ready(self, writes, until)):
             raise TimeoutError
 
-    def send(self, data: bytes) -> bytes:
-        """Send; return what could not be sent yet."""
+    def begin(self, request: bytes) -> bytes:
+        """Begin to send a request; return what could not be sent yet, for `finish`."""
+        self.reader.owed += 1
+        return self._send(request)
+
+    def _send(self, data: bytes) -> bytes:
         try:
             sent = self._sock.send(data)
         except _NOT_NOW:
@@ -349,22 +330,26 @@ class Connection:
         """Send the rest of a request."""
         while rest:
             yield from self._wait(writes=True, until=until)
-            rest = self.send(rest)
+            rest = self._send(rest)
 
     def receive(self) -> bytes | None:
-        """Return a line if it is complete.
+        """Return the reply if it is there.
 
         Raises:
             OSError: the connection broke.
-            UnexpectedReplyError: it is no reply.
+            UnexpectedReplyError: nothing was asked, or it is no reply.
         """
-        try:
-            data = self._sock.recv(65536)
-        except _NOT_NOW:
-            return None
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        return self.reader.receive(data)
+        while True:
+            try:
+                data = self._sock.recv(self.reader.room)
+            except _NOT_NOW:
+                return None
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            line = self.reader.receive(data)
+            # What TLS has taken from the socket already wakes nobody.
+            if line is not None or not self.is_tls or not cast(ssl.SSLSocket, self._sock).pending():
+                return line
 
 
 def dial(route: Route, until: float) -> Flow[Connection]:

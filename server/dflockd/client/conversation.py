@@ -33,8 +33,8 @@ LEAST_PATIENCE = 0.5
 SILENCE = 1.0
 """Seconds without an answer after which one looks, in a cluster, whether it can still come."""
 
-STAYS_OPEN: Final = (*errors.IN_ORDER, errors.MovedError, errors.RecoveringError)
-"""Answers in order, after which a connection is as good as before."""
+ORDERLY: Final = (*errors.IN_ORDER, errors.MovedError, errors.RecoveringError)
+"""What a server that is in order may say of a request that is."""
 
 R = TypeVar("R")
 
@@ -108,7 +108,10 @@ def talk(
     is_strict: bool = False,
     under_way: UnderWay | None = None,
 ) -> Flow[R]:
-    """Go through an operation on a connection, which is closed after any error that is not in order.
+    """Go through an operation on a connection.
+
+    It stays open only if everything that was asked on it has been answered, and all of that was in
+    order. An answer that is still to come may be a grant, and the end of the connection takes it back.
 
     Args:
         link: the connection.
@@ -123,27 +126,28 @@ def talk(
         BadReplyError: the reply is none.
         RemoteError: the server said no, or `look` has raised it.
     """
+    is_in_order = False
     try:
-        return (yield from _exchange(link, operation, until, look, is_strict, under_way))
+        result = yield from _exchange(link, operation, until, look, is_strict, under_way)
+        is_in_order = True
+        return result
+    except ORDERLY:
+        is_in_order = True
+        raise
     except UnexpectedReplyError as exc:
-        link.close()
         server = str(link.route.address)
         text = f"server {server}: {exc}: is a dflockd server listening there?"
         raise errors.BadReplyError(text, server=server) from without_frames(exc)
-    except STAYS_OPEN:
-        raise
     except OSError as exc:
-        link.close()
         if isinstance(exc, errors.DflockdError):
             raise
         server = str(link.route.address)
         raise errors.UnreachableError(
             f"connection to lock server {server} broke: {reason(exc)}", server=server
         ) from without_frames(exc)
-    except BaseException:
-        # A signal, a time limit, a cancellation, a greenlet's end: the reply may be under way.
-        link.close()
-        raise
+    finally:
+        if not is_in_order or link.owes():
+            link.close()
 
 
 def _exchange(
@@ -162,17 +166,14 @@ def _exchange(
             if not sent:
                 sent = clock.now()
                 limit = _limit(exchange, sent, until, is_strict)
-                # A reply that is still to come before its own is passed over.
-                link.reader.ahead = int(link.owed)
-                link.owed = False
-                if rest := link.send(exchange.request):
+                if rest := link.begin(exchange.request):
                     yield from link.finish(rest, limit)
             else:
                 limit = _limit(exchange, sent, until, is_strict)
             while line is None:
                 left = min(limit, look_at) - clock.now()
                 link.left = left if left > 0 else 0.0
-                heard = (link.is_tls and link.has_data()) or (yield link)
+                heard = yield link
                 if heard or heard == b"":  # an empty line is an answer too
                     line = link.receive() if heard is True else heard
                 elif look is not None and look_at < limit:
@@ -185,7 +186,6 @@ def _exchange(
                 link.accept(line)
                 answer = TimedReply(line, sent, clock.now())
             elif exchange.timeout_is_reply and not link.closed:
-                link.close()
                 over = clock.now()
                 answer = TimedReply(b"timeout", over, over)
             else:
@@ -210,13 +210,9 @@ def _look(link: Connection, look: LookAgain, waits: bool) -> Flow[tuple[float, b
     try:
         pause = yield from look(waits)
     except errors.MovedError:
-        if (line := link.receive()) is not None:
-            return clock.now(), line
-        link.close()  # another server says so: here the answer may still come, and be a grant
-        raise
-    except BaseException:
-        link.close()
-        raise
+        if (line := link.receive()) is None:
+            raise
+        return clock.now(), line
     return clock.now() + pause, None
 
 

@@ -6,9 +6,8 @@ import logging
 import math
 import random
 import weakref
-from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from dflockd.client import clock, forks
 from dflockd.client.connection import Connection
@@ -23,7 +22,7 @@ logger = logging.getLogger("dflockd.client")
 # The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
 _chance = random.SystemRandom()
 
-JITTER = 0.1
+RENEWAL_JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
 
 UNRENEWED: Final = "its lease ended unrenewed"
@@ -53,6 +52,13 @@ class Renewal(Signal):
         self.is_granted = False
 
 
+class Keeping(Protocol):
+    """The flow of a reactor that looks after a lease, once there is one."""
+
+    def resume(self, came: bool) -> None:
+        """Let it go on: what it waits for is there, or is waited for no longer."""
+
+
 class Lease:
     """One granted slot, from its grant to its end: released, handed over, or lost.
 
@@ -71,10 +77,6 @@ class Lease:
     is_away = False
     """Whether the reactor looks for another connection to renew it on: then nobody need wait for this
     one."""
-    settled: Signal | None = None
-    """Fired once the doubt is over, one way or the other."""
-    task: object = None
-    """Of the reactor."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
     begun: bool | None = None
@@ -84,16 +86,13 @@ class Lease:
     shards: ShardMap | None = None
     why: str = ""
     """Why it is lost."""
-    renewals: deque[Renewal] | None = None
-    """Those that are asked for and are still to be sent."""
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
-    _state: str = HELD
 
     def __init__(
         self,
         target: Target,
-        grant: Grant,
+        grant: tuple[bytes, int, float],
         link: Connection,
         renew_ratio: float,
         on_lost: Callable[[], object] | None = None,
@@ -109,6 +108,14 @@ class Lease:
         with what is left of them would make them fewer and fewer.)"""
         self.link = link
         """The connection that the hold belongs to."""
+        # What few leases ever have, too: Python 3.11 takes long to find what only the class has.
+        self.task: Keeping | None = None
+        """What looks after it."""
+        self.settled: Signal | None = None
+        """Fired once the doubt is over, one way or the other."""
+        self.renewals: list[Renewal] = []
+        """Those that are asked for and are still to be sent."""
+        self._state = HELD
         self._forks = forks.count
         self._free = [link]
         self._end: dict[str, object] = {}
@@ -212,9 +219,28 @@ class Lease:
 
     def ask(self, renewal: Renewal) -> None:
         """Have it renewed by the reactor. Tell that next."""
-        self.__dict__.setdefault("renewals", deque()).append(renewal)
+        self.renewals.append(renewal)
         if self._end:  # who has ended it may not have seen this one
             self._settle()
+
+    def next_renewal(self) -> Renewal | None:
+        """Return one that is asked for, to be dealt with by the caller alone."""
+        try:
+            return self.renewals.pop(0)
+        except IndexError:
+            return None
+
+    def poke(self, *, came: bool = False) -> None:
+        """Have the reactor look at it now; in its thread.
+
+        Not while it looks for another connection, to renew it there: what it waits for meanwhile would
+        seem to be late.
+
+        Args:
+            came: whether something may have come on its connection.
+        """
+        if self.task is not None and (self._end or not self.is_away):
+            self.task.resume(came)
 
     def shorten(self, seconds: int) -> None:
         """Take in that so short a lease is about to be asked for: it may begin with the request."""
@@ -222,7 +248,7 @@ class Lease:
 
     def spread(self) -> None:
         """Choose when it is renewed, by chance."""
-        share = self.renew_ratio * (1 - _chance.random() * JITTER)
+        share = self.renew_ratio * (1 - _chance.random() * RENEWAL_JITTER)
         self.renew_at = min(self.deadline - self.lease * (1 - share), self.report_at)
 
     def begin(self, report_at: float) -> None:
@@ -246,7 +272,7 @@ class Lease:
         if self._end.setdefault("by", claim) is not claim:
             return False
         self._owner = None
-        if self.settled is not None or self.renewals is not None:
+        if self.settled is not None or self.renewals:
             self._settle()
         return True
 
@@ -322,13 +348,7 @@ class Lease:
         )
 
     def _settle(self) -> None:
-        signal, renewals = self.settled, self.renewals
-        if signal is not None:
-            signal.fire()
-        if renewals is not None and self._end:
-            while renewals:
-                try:
-                    renewal = renewals.popleft()
-                except IndexError:
-                    break  # another thread was faster
-                renewal.fire()
+        if self.settled is not None:
+            self.settled.fire()
+        while self._end and (renewal := self.next_renewal()) is not None:
+            renewal.fire()

@@ -17,7 +17,7 @@ from dflockd.client.connection import Route
 from dflockd.client.flow import Flow
 from dflockd.client.introduction import ANONYMOUS, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
-from dflockd.client.operations import Exchange, Progress, Target
+from dflockd.client.operations import Progress, Target
 from dflockd.client.rated import RatedSession
 from dflockd.client.routing import shard_map
 from dflockd.client.session import Ending, LockSession
@@ -139,8 +139,8 @@ class LockBase:
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
         # What a request says of who asks is not for the next lock with these arguments.
-        beginnings = plan.beginnings if target is plan.target else None
-        self._begin(key, plan.sort, target, route, on_lost, beginnings)
+        known = plan if target is plan.target else None
+        self._begin(key, plan.sort, target, route, on_lost, known)
         if rate is not None:
             self.with_rate(rate)
 
@@ -197,7 +197,7 @@ class LockBase:
         target: Target,
         route: Route,
         on_lost: Callable[[Any], object] | None,
-        beginnings: dict[Any, Exchange] | None = None,
+        plan: plans.Plan | None = None,
     ) -> None:
         """Be the lock of arguments that have been checked.
 
@@ -207,14 +207,14 @@ class LockBase:
             target: what is asked for, and who asks.
             route: to the server.
             on_lost: as given.
-            beginnings: see `dflockd.client.session.LockSession`.
+            plan: see `dflockd.client.session.LockSession`.
         """
         shards = None
         if sort.seeds is not None:
             shards = shard_map(sort.seeds, route.auth_secret, route.tls)
         self.key = key
         self.acquire_timeout_s = sort.timeout
-        self.lease_ttl_s = target.lease
+        self.lease_ttl_s = sort.lease
         self._session: LockSession = LockSession(
             target,
             route,
@@ -223,7 +223,7 @@ class LockBase:
             process.current,
             # Not the lock itself: it would keep alive one that its owner has forgotten.
             None if on_lost is None else partial(self._callback, weakref.ref(self), on_lost),
-            beginnings,
+            plan,
         )
 
     def with_rate(self, rate: RateLike, *, begins: bool = True) -> Self:

@@ -199,6 +199,9 @@ class Grant(NamedTuple):
     """Monotonic time at which it ends unless renewed: the request's departure plus the lease."""
 
 
+_LOCK: Final = Space.LOCK
+"""To get it from its class takes Python 3.11 as long as to encode a request."""
+
 DONE: Final = Status.OK.value
 """The reply to a request, such as a `release`, that says no more than that."""
 
@@ -264,7 +267,7 @@ def _rounded(target: Target, timeout: float | None) -> float | None:
 
 def _is_attempt(remaining: float | None) -> bool:
     """Whether to ask at first without waiting: the client ends the wait itself."""
-    return remaining is not None and not _is_whole(remaining)
+    return remaining is not None and not _is_whole_seconds(remaining)
 
 
 def _acquiring(target: Target, remaining: float | None, *, is_attempt: bool) -> Exchange:
@@ -329,8 +332,8 @@ def _reserve_of(target: Target) -> Reserve | None:
     return target.progress.keep
 
 
-def enqueue(target: Target) -> Operation[Grant | None]:
-    """Take a position in the queue; return the grant if a slot was free.
+def enqueue(target: Target, _timeout: float | None = None) -> Operation[Grant | None]:
+    """Take a position in the queue; return the grant if a slot was free. The caller limits its time.
 
     Raises:
         UnsupportedError: the server does not know what is asked for.
@@ -357,11 +360,6 @@ def line_up_patience(timeout: float | None) -> float:
     return REPLY_PATIENCE if timeout is None else min(REPLY_PATIENCE, timeout + GRACE)
 
 
-def line_up_for(target: Target, _timeout: float | None) -> Operation[Grant | None]:
-    """As `enqueue`; the caller limits its time."""
-    return enqueue(target)
-
-
 def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     """Wait up to `timeout` seconds for the grant to an earlier `enqueue` on this connection.
 
@@ -372,7 +370,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     progress = target.progress
     if timeout is not None and _reserve_of(target) is not None:
         timeout = math.ceil(timeout)
-    if timeout is not None and not _is_whole(timeout):
+    if timeout is not None and not _is_whole_seconds(timeout):
         alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
         timeout = max(0, timeout - (alive.received - alive.sent))
     answer = yield _waiting_for(target, timeout)
@@ -462,7 +460,12 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
     As `renew`, but it never brings back what a server has forgotten: for those who have not renewed
     it themselves all the time, so that others may have come after it.
     """
-    exchange = Exchange(_confirmation_request(target, token, lease), REPLY_PATIENCE)
+    if target.is_published:  # which bring nothing back
+        request = Renew(target.space, target.key, token, lease)
+    else:
+        label = target.introduction.label
+        request = Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label)
+    exchange = Exchange(encode_request(request), REPLY_PATIENCE)
     while True:
         answer = yield exchange
         grant = read_renewal(target, token, answer)
@@ -536,13 +539,6 @@ def _renew(target: Target, token: bytes, lease: int | None, how: How) -> Renew:
     return Renew(Space.LOCK, target.key, token, lease, how, owner, label, target.group)
 
 
-def _confirmation_request(target: Target, token: bytes, lease: int | None) -> bytes:
-    if target.is_published:  # which bring nothing back
-        return encode_request(Renew(target.space, target.key, token, lease))
-    label = target.introduction.label
-    return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label))
-
-
 def read_renewal(target: Target, token: bytes, answer: TimedReply) -> Grant | None:
     """Return what the answer to a `renewal_request` means."""
     reply = _read(parse_renewed, answer, target)
@@ -567,7 +563,7 @@ def release(target: Target, token: bytes) -> Operation[bool]:
 def to_release(target: Target, token: bytes) -> bytes:
     """Return the request of a `release`."""
     is_ours = target.features is FEATURES or not target.is_published
-    return encode_release(Space.LOCK if is_ours else target.space, target.key, token)
+    return encode_release(_LOCK if is_ours else target.space, target.key, token)
 
 
 def _given_back(target: Target, request: bytes) -> Operation[bool]:
@@ -659,19 +655,11 @@ def read_report(reply: object, target: Target, **lists: str) -> dict[str, Any]:
     try:
         report: dict[str, Any] = json.loads(reply.json)
     except (ValueError, RecursionError) as exc:
-        raise errors.BadReplyError(
-            f"{_about(target)}: its answer cannot be read: {exc}",
-            key=target.name or None,
-            server=target.server,
-        ) from None
+        raise _bad_reply(target, f"its answer cannot be read: {exc}") from None
     for part, what in lists.items():
         listed = report.get(part)
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise errors.BadReplyError(
-                f"{_about(target)}: its answer has no list of {what}",
-                key=target.name or None,
-                server=target.server,
-            )
+            raise _bad_reply(target, f"its answer has no list of {what}")
     return report
 
 
@@ -777,9 +765,7 @@ def shards(target: Target, known: ShardReport | None = None) -> Operation[ShardR
     try:
         found = _read_map(reply)
     except (ValueError, KeyError, TypeError) as exc:
-        raise errors.BadReplyError(
-            f"server {server}: its list of shards cannot be read: {exc}", server=server
-        ) from None
+        raise _bad_reply(target, f"its list of shards cannot be read: {exc}") from None
     return found
 
 
@@ -808,12 +794,12 @@ def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
     if timeout is None:
         return MAX_SECONDS, None, False, True
     seconds = min(math.ceil(timeout), MAX_SECONDS)
-    if _is_whole(timeout):
+    if _is_whole_seconds(timeout):
         return seconds, seconds + GRACE, False, seconds > 0
     return seconds, timeout, True, True
 
 
-def _is_whole(seconds: float) -> bool:
+def _is_whole_seconds(seconds: float) -> bool:
     return math.ceil(seconds) - seconds <= ROUNDING
 
 
@@ -834,8 +820,8 @@ def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operatio
 
 def granted_at_once(
     line: bytes, sent: float, received: float, word: bytes = GRANTED
-) -> Grant | None:
-    """Return the grant that the answer to an `acquire` is, if that is all there is to it.
+) -> tuple[bytes, int, float] | None:
+    """Return the fields of the `Grant` that the answer to an `acquire` is, if that is all it says.
 
     Or to an `enqueue`, where that is the `word` for it.
 
@@ -850,7 +836,7 @@ def granted_at_once(
     token, lease = granted
     if received - sent > lease * CONFIRM_SHARE:
         return None
-    return new(Grant, (token, lease, sent + lease))
+    return token, lease, sent + lease
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
@@ -861,14 +847,10 @@ def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
 
 
 def _confirmation(target: Target, granted: Granted) -> Operation[Grant | None]:
-    while True:
-        request = _confirmation_request(target, granted.token, granted.lease)
-        answer = yield Exchange(request, REPLY_PATIENCE)
-        grant = read_renewal(target, granted.token, answer)
-        if grant is None or answer.received < grant.deadline:
-            if target.progress is not None:
-                target.progress.granted = None
-            return grant
+    grant = yield from confirm(target, *granted)
+    if target.progress is not None:
+        target.progress.granted = None
+    return grant
 
 
 def _taken_up(grant: Grant | None, target: Target) -> Grant:
@@ -897,11 +879,7 @@ def _read(parse: Callable[[bytes], M], answer: TimedReply, target: Target) -> M:
     try:
         return parse(answer.line)
     except UnexpectedReplyError as exc:
-        raise errors.BadReplyError(
-            f"{_about(target)}: {exc}: is a dflockd server listening there?",
-            key=target.name or None,
-            server=target.server,
-        ) from None
+        raise _bad_reply(target, f"{exc}: is a dflockd server listening there?") from None
 
 
 _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
@@ -998,9 +976,7 @@ def _moved(reply: Moved, target: Target) -> errors.RefusedError:
     try:
         parse_server(to)
     except errors.InvalidArgumentError as exc:
-        raise errors.BadReplyError(
-            f"{_about(target)}: it was redirected to a bad address: {exc}", server=target.server
-        ) from None
+        raise _bad_reply(target, f"it was redirected to a bad address: {exc}") from None
     return errors.MovedError(
         f"{_about(target)}: its shard {reply.shard} is now on {to}: "
         "give servers='cluster://...' to follow it",
@@ -1011,6 +987,11 @@ def _moved(reply: Moved, target: Target) -> errors.RefusedError:
         key=target.name or None,
         server=target.server,
     )
+
+
+def _bad_reply(target: Target, text: str) -> errors.BadReplyError:
+    about, key = _about(target), target.name or None
+    return errors.BadReplyError(f"{about}: {text}", key=key, server=target.server)
 
 
 def _about(target: Target) -> str:

@@ -29,12 +29,16 @@ from dflockd.client.conversation import connect, talk
 from dflockd.client.flow import Flow, Hear, Pause, Signal
 from dflockd.client.operations import GRACE, Progress, about_server
 from dflockd.client.process import current
-from dflockd.client.routing import PASSING
+from dflockd.client.routing import RETRIED
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
 
 TURN_MS = 2000
 """Milliseconds for which a slot is set aside for a process that learns of its turn: to take it up."""
+
+ASK_AGAIN = 15.0
+"""Seconds without a turn after which one is asked for on another connection: what is between here and
+the server may have forgotten this one, and then nobody would ever say so."""
 
 RESTART_PATIENCE = 5.0
 """Seconds for which a server that cannot be reached is asked again for a position."""
@@ -176,11 +180,13 @@ class PendingAcquires:
             try:
                 if turns.link is None:
                     turns.link = yield from connect(turns.route, clock.now() + RESTART_PATIENCE)
-                ticket = yield from talk(turns.link, operations.next_turn(target))
+                until = clock.now() + ASK_AGAIN
+                ticket = yield from talk(turns.link, operations.next_turn(target), until)
             except Exception as exc:
                 logger.debug("asking %s whose turn it is: %s", target.server, exc)
                 turns.lose()
-                if not turns.is_over:
+                # While it does not ask, others go first: if nothing has failed it does so at once.
+                if not turns.is_over and not _is_silence(exc):
                     yield Pause(RESTART_PAUSE)
             else:
                 self._tell(turns, ticket.decode())
@@ -305,7 +311,7 @@ class PendingAcquires:
         elif pending.is_handed:
             self._all.discard(pending)
         else:
-            self._end(pending, _taken_up(pending))
+            self._end(pending, _taken_elsewhere(pending))
 
     def _end(self, pending: PendingAcquire, error: errors.RemoteError | None = None) -> None:
         self._all.discard(pending)
@@ -346,7 +352,7 @@ class PendingAcquires:
                 self._line_up(pending)
                 return
         pending.error = error
-        if not isinstance(error, PASSING) or (pending.deadline or math.inf) <= now:
+        if not isinstance(error, RETRIED) or (pending.deadline or math.inf) <= now:
             self._end(pending, error)
             return
         # That a shard moves or recovers says nothing about the others of its server.
@@ -359,7 +365,7 @@ class PendingAcquires:
             pause = max(RESTART_PAUSE, TURN * len(self._lines))
             self._closed_until[pending.line] = now + pause
         if is_slow or not is_of_key:
-            is_silent = is_slow or isinstance(error.__cause__, TimeoutError)
+            is_silent = is_slow or _is_silence(error)
             self._avoided_until[server] = now + (SILENT_PAUSE if is_silent else RESTART_PAUSE)
         self._line_up(pending)
 
@@ -557,6 +563,11 @@ def _call(function: Callable[[], Any]) -> Any:
         return None
 
 
+def _is_silence(error: Exception) -> bool:
+    """Whether nothing was said, be it a refusal."""
+    return isinstance(error.__cause__, TimeoutError)
+
+
 def _will_pass(pending: PendingAcquire, error: errors.RemoteError) -> bool:
     """Whether there is a server that knows better, or will: then only the time ends the wait."""
     if isinstance(error, errors.MovedError | errors.RecoveringError):
@@ -565,7 +576,7 @@ def _will_pass(pending: PendingAcquire, error: errors.RemoteError) -> bool:
     return shards is not None and error.server != str(shards.seeds)
 
 
-def _taken_up(pending: PendingAcquire) -> errors.RemoteError:
+def _taken_elsewhere(pending: PendingAcquire) -> errors.RemoteError:
     key, server = pending.lock.key, str(pending.server)
     return errors.OwnerConflictError(
         f"lock {key!r} on {server}: somebody else has taken up the position",

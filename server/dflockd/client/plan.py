@@ -15,7 +15,7 @@ from dflockd.address import Seeds, Servers
 from dflockd.client import arguments
 from dflockd.client.connection import Route
 from dflockd.client.introduction import ANONYMOUS, Introduction
-from dflockd.client.operations import Exchange, Target
+from dflockd.client.operations import Target
 from dflockd.rates import RunRate
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.wire import Space
@@ -34,7 +34,6 @@ class Sort:
     """
 
     __slots__ = (
-        "_lease",
         "_limit",
         "_names",
         "_routes",
@@ -42,6 +41,7 @@ class Sort:
         "_strategy",
         "begins",
         "group_limit",
+        "lease",
         "rate",
         "renew_ratio",
         "seeds",
@@ -87,7 +87,9 @@ class Sort:
             raise errors.InvalidArgumentError(
                 f"sharding_strategy is given with {servers}: remove it, a cluster has its own"
             )
-        self._space, self._limit, self._lease = space, limit, lease
+        self.lease = lease
+        """Seconds; ``None`` for what the server gives."""
+        self._space, self._limit = space, limit
         self._routes = [Route(server, secret, tls) for server in servers]
         self._names = [str(server) for server in servers]
         self._strategy: ShardingStrategy | None = strategy
@@ -113,14 +115,14 @@ class Sort:
         if self._strategy is not None:
             index = server_index(self._strategy, key, len(self._routes))
         server = self._names[index]
-        target = Target(self._space, key.encode(), self._limit, self._lease, server, who)
+        target = Target(self._space, key.encode(), self._limit, self.lease, server, who)
         return target, self._routes[index]
 
 
 class Plan:
     """A checked set of arguments, and what follows from them."""
 
-    __slots__ = ("beginnings", "route", "sort", "target")
+    __slots__ = ("beginning", "route", "sort", "target")
 
     def __init__(self, sort: Sort, target: Target, route: Route) -> None:
         self.sort = sort
@@ -129,8 +131,9 @@ class Plan:
         """What is asked for, by nobody in particular."""
         self.route = route
         """The way to the server without TLS; in a cluster, to begin with."""
-        self.beginnings: dict[Any, Exchange] = {}
-        """See `dflockd.client.session.LockSession`."""
+        self.beginning: Any = None, None, None, None
+        """The latest first request of an operation: what makes it, the timeout, what the server knows,
+        and the `dflockd.client.operations.Exchange`. One that fits says what the next would say."""
 
 
 def make(space: Space, key: str, *others: Any) -> Plan:

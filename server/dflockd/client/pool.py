@@ -74,8 +74,10 @@ class Pool:
             idle = self._idle.setdefault(link.route, deque())
         if len(idle) < MAX_IDLE:
             idle.append(link)
-            if len(self._idle) > FEW_ROUTES and self._count() > MAX_IDLE_IN_ALL:
-                self.sweep(link.idle_since)
+            if len(self._idle) > FEW_ROUTES:
+                count = sum(map(len, list(self._idle.values())))
+                if count > MAX_IDLE_IN_ALL:
+                    self.sweep(link.idle_since)
         else:
             link.close()
 
@@ -91,10 +93,8 @@ class Pool:
                 continue  # another thread has used it meanwhile
         left.sort(key=lambda entry: entry[0])
         for _, route in left[: max(0, len(left) - MAX_IDLE_IN_ALL)]:
-            self._close_oldest(route)
-
-    def _count(self) -> int:
-        return sum(map(len, list(self._idle.values())))
+            with contextlib.suppress(KeyError, IndexError):  # as above
+                self._idle[route].popleft().close()
 
     def _make_room(self, route: Route) -> None:
         """Close what lies idle for the same server and other TLS contexts, if there are many.
@@ -104,12 +104,6 @@ class Pool:
         alike = [each for each in list(self._idle) if each[:2] == route[:2]]
         for each in alike[: max(0, len(alike) - MAX_CONTEXTS + 1)]:
             self.clear(each)
-
-    def _close_oldest(self, route: Route) -> None:
-        idle = self._idle.get(route)
-        if idle:
-            with contextlib.suppress(IndexError):
-                idle.popleft().close()
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle connections, all or those of one route: their server has gone away."""

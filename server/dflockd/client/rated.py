@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 from dflockd.client import clock
-from dflockd.client.operations import Grant
 from dflockd.client.session import LockSession
 from dflockd.rates import RunRate
 from dflockd.wire import Rate
@@ -54,7 +53,7 @@ class RatedSession(LockSession):
         if self._is_short or lease.task is not None:
             self._home().reactor.report(lease)
 
-    def _settle(self, grant: Grant | None, claim: object) -> bool:
+    def _settle(self, grant: tuple[bytes, int, float] | None, claim: object) -> bool:
         is_held = super()._settle(grant, claim)
         if is_held and self.lease is not None:
             self.lease.begun = False

@@ -33,8 +33,8 @@ from dflockd.client.flow import Awaited, Flow, Pause, Ready, Signal
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
-from dflockd.client.release import release_later, take_back
-from dflockd.client.renewal import keep
+from dflockd.client.release import Ends, end_later
+from dflockd.client.renewal import keep, read_now, renew_now
 
 LOOK_EVERY = 0.1
 """Seconds between looks at the locks that have come; one that is seen twice is watched from then on.
@@ -79,6 +79,10 @@ class Task:
     def is_gone(self) -> bool:
         """Whether the reactor watches for it no more; see `dflockd.client.connection.Watcher`."""
         return self.ended
+
+    def resume(self, came: bool) -> None:
+        """Let the flow go on; in the reactor's thread. See `dflockd.client.lease.Keeping`."""
+        self.reactor._step(self, came)
 
     def listen_no_more(self) -> None:
         """Wait for no signal any more."""
@@ -135,7 +139,7 @@ class Reactor:
     def renew(self, lease: Lease) -> None:
         """Renew a lease now: somebody waits for that."""
         reactor = _reactor_of(lease, self)
-        reactor.call(partial(reactor._renew, lease))
+        reactor.call(partial(renew_now, lease, reactor._look_at))
 
     def read(self, lease: Lease, seen: Signal) -> None:
         """Watch a lease from now on, and take in what has come on its connection by now.
@@ -145,7 +149,7 @@ class Reactor:
             seen: fired once that is done.
         """
         reactor = _reactor_of(lease, self)
-        reactor.call(partial(reactor._read, lease, seen))
+        reactor.call(partial(read_now, lease, reactor._look_at, seen))
 
     def report(self, lease: Lease) -> None:
         """Come back to a lease when its beginning must be reported, if it lasts until then."""
@@ -164,23 +168,15 @@ class Reactor:
             if len(reactor._inbox) > FORGOTTEN and reactor._wakes_at > -math.inf:
                 reactor._wake()
 
-    def release_later(self, lease: Lease) -> None:
-        """Release a lock once its server can be reached again, unless its lease ends before."""
-        self.run(release_later(lease, self._pool))
-
-    def take_back(self, lease: Lease) -> None:
-        """Free a hold that was meant for another process, unless that has adopted it."""
-        self.run(take_back(lease, self._pool))
+    def end_later(self, lease: Lease, operation: Ends) -> None:
+        """End a hold once its server can be reached again, unless its lease ends before."""
+        self.run(end_later(lease, self._pool, operation))
 
     def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
         task = Task(self, flow)
-        self.call(lambda: self._begin(task))
+        self.call(lambda: self._step(task, None))
         return task
-
-    def resume(self, task: Task) -> None:
-        """Let a flow go on as if its time was over; in the reactor's thread, at a step that has one."""
-        self._step(task, False)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the reactor's thread; it must not wait."""
@@ -250,7 +246,7 @@ class Reactor:
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._started.pop()
-        self._begin(Task(self, self._sweep()))
+        self._step(Task(self, self._sweep()), None)
         while not self._is_closed:
             try:
                 self._turn()
@@ -343,9 +339,8 @@ class Reactor:
     def _take_in(self, when: float, what: Lease | Callable[[], object]) -> None:
         if not isinstance(what, Lease):
             what()
-        elif isinstance(what.task, Task):
-            if not what.task.ended:
-                self._step(what.task, False)
+        elif what.task is not None:
+            what.poke()
         elif not what.is_over:
             heapq.heappush(self._due, (when, next(self._order), weakref.ref(what)))
 
@@ -366,7 +361,7 @@ class Reactor:
             return
         if not isinstance(lease.task, Task):
             task = lease.task = Task(self, keep(lease, self._pool))
-            self._begin(task)
+            self._step(task, None)
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
             self._stop(lease.task)
@@ -374,29 +369,12 @@ class Reactor:
             return
         heapq.heappush(self._due, (lease.deadline, next(self._order), weakref.ref(lease)))
 
-    def _renew(self, lease: Lease) -> None:
-        if not isinstance(lease.task, Task):
-            self._look_at(lease)
-        elif not lease.is_away:  # else it is about to be renewed on another connection
-            self._step(lease.task, False)
-
-    def _read(self, lease: Lease, seen: Signal) -> None:
-        if not isinstance(lease.task, Task):
-            self._look_at(lease)
-        task = lease.task
-        if isinstance(task, Task) and task.registered == (lease.link, selectors.EVENT_READ):
-            self._step(task, True)
-        seen.fire()
-
     def _sweep(self) -> Flow[None]:
         while True:
             yield Pause(IDLE_AGE / 2)
             self._pool.sweep(clock.now())
 
     # Tasks.
-
-    def _begin(self, task: Task) -> None:
-        self._step(task, None)
 
     def _step(self, task: Task, outcome: object) -> None:
         """Resume a task with what it has waited for, and see what it waits for next."""

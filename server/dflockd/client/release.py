@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, operations
+from dflockd.client import clock
 from dflockd.client.connection import Route
 from dflockd.client.conversation import ask_on, asker, connect
 from dflockd.client.flow import Flow, Hear
@@ -56,22 +57,12 @@ class Turn:
         self._probe.fire()
 
 
-def release_later(lease: Lease, pool: Pool) -> Flow[None]:
-    """Release a lock once its server can be reached again, unless its lease ends before."""
-    return _later(lease, pool, operations.release)
+Ends: TypeAlias = Callable[[Target, bytes], Operation[bool]]
+"""What ends a hold by its token, such as `dflockd.client.operations.release`."""
 
 
-def take_back(lease: Lease, pool: Pool) -> Flow[None]:
-    """Free a hold that was meant for another process, unless that has adopted it.
-
-    The process that wanted to hand it over does not know whether it has, and nobody has its token.
-    """
-    return _later(lease, pool, operations.take_back)
-
-
-def _later(
-    lease: Lease, pool: Pool, operation: Callable[[Target, bytes], Operation[bool]]
-) -> Flow[None]:
+def end_later(lease: Lease, pool: Pool, operation: Ends) -> Flow[None]:
+    """End a hold once its server can be reached again, unless its lease ends before."""
     turn, is_back = Turn(lease, pool), False
     first = lease.link.route
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.connection import Connection
 from dflockd.client.conversation import SILENCE, asker, connect
-from dflockd.client.flow import Flow, Pause, Ready
+from dflockd.client.flow import Flow, Pause, Ready, Signal
 from dflockd.client.lease import DOUBTFUL, UNKNOWN, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import (
     Grant,
@@ -29,10 +31,10 @@ from dflockd.client.operations import (
 )
 from dflockd.client.pool import Pool
 from dflockd.client.release import Turn
-from dflockd.client.routing import Pursuit, follow
+from dflockd.client.routing import ELSEWHERE, Pursuit, follow
 from dflockd.wire import UnexpectedReplyError
 
-BUSY = 0.02
+OWNER_BUSY = 0.02
 """Seconds between looks at whether the owner still uses the connection."""
 
 ATTEMPT = 1.5
@@ -44,14 +46,31 @@ OWN_ATTEMPT = 3.0
 BOTH = 0.2
 """Seconds between looks at one of two connections while the other is waited for."""
 
-_ELSEWHERE = (errors.MovedError, errors.RecoveringError, errors.DrainingError)
-"""Refusals that put nothing in doubt: nobody is granted a lock before its holder's lease has ended."""
-
 logger = logging.getLogger("dflockd.client")
 
 
 class _OverError(Exception):
     """Nobody waits for the end of a rescue any more."""
+
+
+LookAfter: TypeAlias = Callable[[Lease], object]
+"""Has a reactor look after a lease, by `keep`, unless that is over."""
+
+
+def renew_now(lease: Lease, begin: LookAfter) -> None:
+    """Renew a lease for those who have asked for it; in the reactor's thread."""
+    if lease.task is None:
+        begin(lease)
+    else:
+        lease.poke()
+
+
+def read_now(lease: Lease, begin: LookAfter, seen: Signal) -> None:
+    """Take in what has come on the connection of a lease, and say so; in the reactor's thread."""
+    if lease.task is None:
+        begin(lease)
+    lease.poke(came=True)
+    seen.fire()
 
 
 def keep(lease: Lease, pool: Pool) -> Flow[None]:
@@ -92,13 +111,13 @@ class _Keeper:
                 if lease.left <= 0:
                     lease.lose(UNRENEWED)
                     return
-                yield Pause(BUSY)  # its owner renews it, or is about to end it
+                yield Pause(OWNER_BUSY)  # its owner renews it, or is about to end it
                 continue
             try:
                 is_silent = self._step(link, came)
             except (OSError, UnexpectedReplyError, errors.DflockdError) as exc:
                 lease.is_away = True
-                if not isinstance(exc, _ELSEWHERE):
+                if not isinstance(exc, ELSEWHERE):
                     lease.doubt()
                 yield from _Rescue(self, link, exc).run()
                 continue
@@ -116,9 +135,8 @@ class _Keeper:
 
     def heed(self, now: float) -> None:
         """Take in what is asked for, by those who wait for a renewal: one is about to be sent."""
-        lease, asked = self.lease, self.lease.renewals
-        while asked:
-            renewal = asked.popleft()
+        lease = self.lease
+        while (renewal := lease.next_renewal()) is not None:
             renewal.sent = now
             self.promised.append(renewal)
             lease.asked = renewal.seconds or lease.asked
@@ -168,11 +186,11 @@ class _Keeper:
             DflockdError: what the reply says.
         """
         lease, spare = self.lease, self.spare
-        if not link.owed:
+        if not link.owes():
             self.sent.pop(link, None)  # its owner has used it meanwhile
         if spare is not None and spare in self.sent:
             self._listen(spare)
-        if came and (line := link.receive_now()) is not None:
+        if came and (line := link.receive()) is not None:
             sent = self.sent.pop(link, None)
             if sent is not None:
                 self._answered(TimedReply(line, sent, clock.now()))
@@ -200,7 +218,7 @@ class _Keeper:
     def _listen(self, spare: Connection) -> None:
         """See whether the second connection still owes its answer."""
         try:
-            if spare.receive_now() is None:
+            if spare.receive() is None:
                 return
         except (OSError, UnexpectedReplyError):
             self.lease.doubt()  # the hold may have ended with it
@@ -327,7 +345,7 @@ class _Rescue:
 
     def _note(self, exc: errors.RemoteError) -> None:
         # Without an answer nothing has been heard.
-        if not isinstance(exc, _ELSEWHERE) and not isinstance(exc.__cause__, TimeoutError):
+        if not isinstance(exc, ELSEWHERE) and not isinstance(exc.__cause__, TimeoutError):
             self._lease.doubt()
 
     def _open(self) -> Flow[None]:
@@ -365,7 +383,7 @@ class _Rescue:
             self._check()
             for each in self._at(server):
                 try:
-                    line = each.receive_now()
+                    line = each.receive()
                 except (OSError, UnexpectedReplyError) as exc:
                     error = exc
                     self._broke(each)

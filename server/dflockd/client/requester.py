@@ -49,7 +49,7 @@ class Requester:
     """The connection of the request under way."""
     telling: Connection | None = None
     """As `asking`, for a request about what is held: `cancel` does not end it."""
-    is_cancelled = False
+    is_cancelled: bool
     target: Target
     route: Route
     shards: ShardMap | None

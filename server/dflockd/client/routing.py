@@ -37,7 +37,7 @@ MAX_HOPS = 5
 SHORTEST_RETRY, LONGEST_RETRY = 0.01, 0.5
 """Bounds in seconds of the pause that a server asks for: it may be ready, or gone, before."""
 
-JITTER = 0.25
+PAUSE_JITTER = 0.25
 """Pauses are longer by up to this share, so that those who were refused together do not come so."""
 
 RECHECK = 4
@@ -51,7 +51,7 @@ LOAD_TURN, LOAD_LOOK = 0.1, 0.01
 """Seconds for which all of a process leave it to one of them to load the map, and how often they
 look. Not for longer: the server that is asked may be silent, and they may ask another one."""
 
-LOOK_EVERY = 5.0
+SIGN_EVERY = 5.0
 """Seconds between looks whether a server is alive at which somebody waits for a lock."""
 
 LOOK_AGAIN = 1.0
@@ -67,13 +67,12 @@ DENIED = 2.0
 SETTLED = 1.0
 """Seconds after which an answer has nothing to do with the refusals before it."""
 
-PASSING = (
-    errors.UnreachableError,
-    errors.DrainingError,
-    errors.RecoveringError,
-    errors.MovedError,
-)
-"""Errors that have to do with where and when something was asked, not with what."""
+ELSEWHERE = (errors.DrainingError, errors.RecoveringError, errors.MovedError)
+"""Refusals that have to do with where and when something was asked, not with what. They put nothing in
+doubt: nobody is granted a lock before its holder's lease has ended."""
+
+RETRIED = (errors.UnreachableError, *ELSEWHERE)
+"""Errors after which the same is asked again, or of another server."""
 
 
 @lru_cache(maxsize=4096)
@@ -352,7 +351,7 @@ class Pursuit:
             if not self._is_over() and self._is_old():
                 yield from self._ask_around(but=server)
             self._map.check(self._key, server)
-        return LOOK_EVERY if is_alive else LOOK_AGAIN
+        return SIGN_EVERY if is_alive else LOOK_AGAIN
 
     @property
     def _map(self) -> ShardMap:
@@ -375,7 +374,7 @@ class Pursuit:
                 yield from self._hop(parse_server(error.to))
             elif isinstance(error, errors.RecoveringError):
                 yield from self._stay(error.retry_s)
-            elif self._insists or isinstance(error, PASSING):
+            elif self._insists or isinstance(error, RETRIED):
                 yield from self._look_elsewhere()
             else:
                 raise self._last_word()
@@ -388,7 +387,7 @@ class Pursuit:
         """Ask for a sign of life, unless another of this process has done so, or is about to."""
         signs, now = self._map.signs, clock.now()
         looked_at, is_alive = signs.get(server, (float("-inf"), None))
-        if now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
+        if now - looked_at < (SIGN_EVERY / 2 if is_alive else LOOK_AGAIN):
             return is_alive
         signs[server] = now, None
         left = self.left
@@ -500,7 +499,7 @@ class Pursuit:
             try:
                 report: ShardReport = yield from self._asks(server, loading, patience)
             except errors.RemoteError as exc:
-                if not (self._insists or isinstance(exc, PASSING)):
+                if not (self._insists or isinstance(exc, RETRIED)):
                     raise
                 refusals.append(without_frames(exc))
             else:
@@ -532,7 +531,7 @@ class Pursuit:
         if (
             self._shards is not None
         ):  # else one finds out for all: see `dflockd.client.release.Turn`
-            seconds *= random.uniform(1, 1 + JITTER)
+            seconds *= random.uniform(1, 1 + PAUSE_JITTER)
         yield from self._wait(seconds if left is None else min(seconds, left))
 
     def _is_old(self) -> bool:

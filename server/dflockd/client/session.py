@@ -21,7 +21,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
@@ -33,10 +33,11 @@ from dflockd.client.frames import without_frames
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.requester import ANSWER_PATIENCE, Begin, Requester
-from dflockd.client.routing import PASSING, ShardMap
+from dflockd.client.routing import RETRIED, ShardMap
 from dflockd.wire import GRANTED
 
 if TYPE_CHECKING:
+    from dflockd.client.plan import Plan
     from dflockd.client.process import GreenProcess, Process
 
 FREE: Final = "free"
@@ -66,13 +67,10 @@ TRANSITIONS: Final = frozenset(
 RELEASE_PATIENCE = 1.0
 """Seconds that a release waits for its server, or its shard, before it is left to the reactor."""
 
-MOST_BEGINNINGS = 8
-"""So many timeouts are remembered for locks that have all else in common."""
-
-BUSY = 0.001
+REACTOR_BUSY = 0.001
 """Seconds between looks at whether the reactor has done with the connection: it never waits with it."""
 
-BUSY_AT_MOST = 1.0
+REACTOR_BUSY_AT_MOST = 1.0
 """Seconds after which that connection is done without: its thread stands still for some reason."""
 
 R = TypeVar("R")
@@ -102,8 +100,8 @@ class LockSession(Requester):
         shards: the map of the cluster; ``None`` without one.
         home: returns what the process shares.
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
-        beginnings: by that and the timeout, what an operation begins with, but for what is said of
-            who asks: those that are known; ``None`` for those who are not to be remembered.
+        plan: of the lock, which remembers what an operation begins with; ``None`` for a lock that says
+            more than its plan, of who asks.
     """
 
     queued: Connection | None = None
@@ -111,7 +109,9 @@ class LockSession(Requester):
     ticket: str | None = None
     """The ticket that a `wait` has left."""
     asked: Exchange
-    """What the latest `ask` has asked for."""
+    """What the latest `ask` has asked for..."""
+    patience: float | None
+    """... and for how many seconds its reply is waited for; ``None`` for no end."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LockSession(Requester):
         shards: ShardMap | None,
         home: Callable[[], Process | GreenProcess],
         on_lost: Callable[[], Callable[[], object]] | None = None,
-        beginnings: dict[Any, Exchange] | None = None,
+        plan: Plan | None = None,
     ) -> None:
         self.target = target
         self.route = route
@@ -131,9 +131,10 @@ class LockSession(Requester):
         self.home = home()
         """Of this process, for those who have taken possession."""
         self._on_lost = on_lost
-        self._beginnings = beginnings
+        self._plan = plan
         self._forks = forks.count
         """Of the process that uses it: after a fork what was before is the parent's."""
+        self.is_cancelled = False
         self._owner = {}
         self.waiter: dict[str, object] = {}
         """The same for who waits for the position, or gives it up; a new one for each position."""
@@ -187,7 +188,7 @@ class LockSession(Requester):
         self.give_up(claim)
         lease, _ = claim
         if lease is not None and lease.is_ended_by(claim):
-            self._home().reactor.take_back(lease)
+            self._home().reactor.end_later(lease, operations.take_back)
 
     def abandon(self) -> None:
         """Close whatever this session stands on, at any instant and in any thread."""
@@ -228,23 +229,21 @@ class LockSession(Requester):
         self.asking, self.ticket = link, None
         if self.is_cancelled:
             raise self._cancelled()
-        features, beginnings = link.features, self._beginnings
+        features, plan = link.features, self._plan
         if features is not self.target.features:
             self._knowing(link)
         if progress is not None:
             first = request(self.target._replace(progress=progress), timeout)
-        elif beginnings is None:
+        elif plan is None:
             first = request(self.target, timeout)
         else:
-            known = beginnings.get((request, timeout, features))
-            if known is None:
-                if len(beginnings) == MOST_BEGINNINGS:
-                    beginnings.clear()
-                known = request(self.target, timeout)
-                beginnings[request, timeout, features] = known
-            first = known
+            of, time, to, first = plan.beginning
+            if of is not request or time != timeout or to is not features:
+                first = request(self.target, timeout)
+                plan.beginning = request, timeout, features, first
         self.asked = first
-        link.ask(first.request, clock.now())
+        data, self.patience, _, _ = first
+        link.ask(data, clock.now())
         return link
 
     def is_granted(
@@ -267,7 +266,7 @@ class LockSession(Requester):
         link = lease.take()
         if link is None:
             return None
-        if link.closed or link.owed:
+        if link.closed or link.reader.owed:  # as `owes` says, at less cost
             lease.put(link)
             return None
         self.telling = link
@@ -352,7 +351,7 @@ class LockSession(Requester):
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
-        begun = self._begun(claim, operations.line_up_for, timeout, asked, reply, progress)
+        begun = self._begun(claim, operations.enqueue, timeout, asked, reply, progress)
         grant = yield from begun
         if grant is not None:
             return self._settle(grant, claim)
@@ -599,8 +598,8 @@ class LockSession(Requester):
             logger.log(level, "lock %r could not be released: %s", self._name, failed)
             if self.telling is not None:
                 self.telling.close()
-            if isinstance(exc, PASSING):
-                self._home().reactor.release_later(lease)
+            if isinstance(exc, RETRIED):
+                self._home().reactor.end_later(lease, operations.release)
             link = None
         self.telling = None
         self._be_free()
@@ -658,7 +657,7 @@ class LockSession(Requester):
         self.waiter = {}
         self.queued = link
 
-    def _settle(self, grant: Grant | None, claim: object) -> bool:
+    def _settle(self, grant: tuple[bytes, int, float] | None, claim: object) -> bool:
         """Do what follows from the end of a wait: hold the lock, or give the connection back."""
         link = self.asking
         if link is None or self._owner.get("by") is not claim:  # as `_own` does, at less cost
@@ -701,11 +700,11 @@ class LockSession(Requester):
             if lease.is_away:
                 if claim is not None:
                     return None
-            elif lease.link.closed or clock.now() - began > BUSY_AT_MOST:
+            elif lease.link.closed or clock.now() - began > REACTOR_BUSY_AT_MOST:
                 return None
             if self._home().reactor.cannot_be_awaited():
                 return None
-            yield Pause(10 * BUSY if lease.is_away else BUSY)
+            yield Pause(10 * REACTOR_BUSY if lease.is_away else REACTOR_BUSY)
         return link
 
     # Small things.

@@ -16,7 +16,7 @@ from dflockd.client.process import current
 from dflockd.client.routing import follow
 from dflockd.wire import Superseded
 
-LOOK_EVERY = 5.0
+STILL_HELD_EVERY = 5.0
 """Seconds between looks, while nothing is heard, at whether the lock is held still, and there."""
 
 Told: TypeAlias = Callable[[str], object]
@@ -43,7 +43,7 @@ def _listen(lease: Lease, pool: Pool, told: Told) -> Flow[None]:
     while not lease.is_over and clock.now() < lease.deadline:
         try:
             pursuit = lease.pursuit(asker(pool, lease.link.route))
-            newer = yield from follow(pursuit, lambda server, _: _hear(lease, pool, server))
+            newer = yield from follow(pursuit, lambda server, _: _await_newer(lease, pool, server))
         except errors.RemoteError:
             continue  # the lease may have been renewed by now
         if newer is not None and not lease.is_over:
@@ -51,7 +51,7 @@ def _listen(lease: Lease, pool: Pool, told: Told) -> Flow[None]:
         return
 
 
-def _hear(lease: Lease, pool: Pool, server: Address) -> Flow[Superseded | None]:
+def _await_newer(lease: Lease, pool: Pool, server: Address) -> Flow[Superseded | None]:
     """Wait at a server until somebody newer comes, or the lock is not held there any more."""
     if lease.is_over:
         return None
@@ -62,7 +62,7 @@ def _hear(lease: Lease, pool: Pool, server: Address) -> Flow[Superseded | None]:
     def look(_is_waiting: bool) -> Flow[float]:
         if lease.is_over or lease.link.route.address != route.address:
             raise _ElsewhereError("the lock is not held here any more")
-        return LOOK_EVERY
+        return STILL_HELD_EVERY
         yield  # a flow without steps
 
     try:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import h11
 
-from dflockd.http.head import Request
+from dflockd.http.head import HttpRequest
 
 HEADERS = {
     # Everything comes from this server, nothing is inline, and nobody frames it.
@@ -30,7 +30,7 @@ HEADERS = {
 """What browsers are told with every answer, so that nobody else sees or does what they may."""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An answer: all of it is there before any of it is sent."""
 
     body: bytes
@@ -43,31 +43,31 @@ class Answer(NamedTuple):
 class AnswerError(Exception):
     """A request that is answered with something else than it asks for."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Response) -> None:
         super().__init__(answer.status)
         self.answer = answer
 
 
-def text(status: int, said: str = "", **headers: str) -> Answer:
+def text(status: int, said: str = "", **headers: str) -> Response:
     """Return a short answer for people."""
     said = said or HTTPStatus(status).phrase
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer(f"{status}: {said}\n".encode(), status=status, headers=named)
+    return Response(f"{status}: {said}\n".encode(), status=status, headers=named)
 
 
-def of_json(found: object, status: int = 200, **headers: str) -> Answer:
+def of_json(found: object, status: int = 200, **headers: str) -> Response:
     """Return data; text is JSON already."""
     body = found if isinstance(found, str) else json.dumps(found)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer(body.encode(), "application/json; charset=utf-8", status, named)
+    return Response(body.encode(), "application/json; charset=utf-8", status, named)
 
 
-def refused(status: int, why: str, **headers: str) -> Answer:
+def refused(status: int, why: str, **headers: str) -> Response:
     """Return why a request of a program is refused."""
     return of_json({"error": why}, status, **headers)
 
 
-def encoded(answer: Answer, request: Request | None = None) -> tuple[bytes, bool]:
+def encoded(answer: Response, request: HttpRequest | None = None) -> tuple[bytes, bool]:
     """Return the bytes of the answer to a request, and whether a connection ends with that.
 
     It does without a request: that was refused before anybody knew what it is.

@@ -15,11 +15,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dflockd import __version__, compiled
 from dflockd.http import view
-from dflockd.http.answers import Answer, AnswerError, of_json, refused, text
+from dflockd.http.answers import AnswerError, Response, of_json, refused, text
 from dflockd.http.desk import BusyError, Desk
 from dflockd.http.gate import Gate, GateHouse
 from dflockd.http.guard import Guard
-from dflockd.http.head import Request
+from dflockd.http.head import HttpRequest
 from dflockd.http.health import ClusterHealth, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
 from dflockd.ranking import SORTS
@@ -44,7 +44,7 @@ _KEYS = "/api/locks/"
 """The rest of such a path is a key. One of dots alone cannot stand there: browsers take it for a way
 upwards, so there is also ``/api/lock?key=``."""
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 
 logger = logging.getLogger("dflockd.http")
 
@@ -144,7 +144,7 @@ class HttpServer:
             self._listener.close()
         await self._house.stop()
 
-    async def _serve(self, request: Request, gate: Gate) -> Answer:
+    async def _serve(self, request: HttpRequest, gate: Gate) -> Response:
         """Answer a request, whatever happens."""
         try:
             await self._guard.check(request, gate)
@@ -158,7 +158,7 @@ class HttpServer:
             self._log.warning("request failed: %s %s", type(exc).__name__, _place(exc))
             return refused(500, "this request failed here: see the log of the server")
 
-    def _handler(self, request: Request) -> Handler:
+    def _handler(self, request: HttpRequest) -> Handler:
         """Return what answers a request; ``HEAD`` is a ``GET`` of which nobody sees the body."""
         path = request.path
         if path.startswith(_KEYS) and len(path) > len(_KEYS):
@@ -195,10 +195,10 @@ class HttpServer:
 
     # Health.
 
-    async def _health(self, _request: Request) -> Answer:
-        return Answer(b"ok\n")
+    async def _health(self, _request: HttpRequest) -> Response:
+        return Response(b"ok\n")
 
-    async def _readiness(self, _request: Request) -> Answer:
+    async def _readiness(self, _request: HttpRequest) -> Response:
         ready, checks = look(self._probes)
         body = {
             "ready": ready,
@@ -209,10 +209,10 @@ class HttpServer:
 
     # Numbers.
 
-    async def _metrics(self, _request: Request) -> Answer:
-        return Answer(await self._exposition.text(), CONTENT_TYPE_PLAIN_0_0_4)
+    async def _metrics(self, _request: HttpRequest) -> Response:
+        return Response(await self._exposition.text(), CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def _stats(self, _request: Request) -> Answer:
+    async def _stats(self, _request: HttpRequest) -> Response:
         server, table = self._server, self._server.table
         counts = table.counts
         cluster = self._cluster
@@ -251,7 +251,7 @@ class HttpServer:
             }
         )
 
-    async def _shards(self, _request: Request) -> Answer:
+    async def _shards(self, _request: HttpRequest) -> Response:
         if self._cluster is None:
             return refused(404, "this server is in no cluster")
         report = self._cluster.report(time.monotonic())
@@ -259,7 +259,7 @@ class HttpServer:
 
     # Locks.
 
-    async def _list(self, request: Request) -> Answer:
+    async def _list(self, request: HttpRequest) -> Response:
         query = request.query
         try:
             limit = _number(query.get("limit", "100"), 1, MAX_ROWS)
@@ -279,7 +279,7 @@ class HttpServer:
         numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
         return of_json(f'{{{numbers}, "locks": {rows}}}')
 
-    async def _show(self, request: Request) -> Answer:
+    async def _show(self, request: HttpRequest) -> Response:
         space, key = _named(request)
         found = self._server.table.find(space, key)
         if isinstance(found, Moved):
@@ -289,7 +289,7 @@ class HttpServer:
         detail = view.detail(space, key, entry, rate, time.monotonic())
         return of_json(await self._server.slices.seen(detail))
 
-    async def _release(self, request: Request) -> Answer:
+    async def _release(self, request: HttpRequest) -> Response:
         self._check_operator("release the locks of others")
         space, key = _named(request)
         try:
@@ -302,7 +302,7 @@ class HttpServer:
             )
         return of_json({"released": str(fence)})
 
-    async def _pause(self, request: Request) -> Answer:
+    async def _pause(self, request: HttpRequest) -> Response:
         self._check_operator("pause a key")
         key, query = _lock_named(request), request.query
         try:
@@ -320,7 +320,7 @@ class HttpServer:
             return refused(409, "--max-locks is reached, or this server cannot tell at the moment")
         return of_json({"paused": key.decode()})
 
-    async def _resume(self, request: Request) -> Answer:
+    async def _resume(self, request: HttpRequest) -> Response:
         self._check_operator("resume a key")
         key = _lock_named(request)
         if self._server.resume(key, request.who) is not Status.OK:
@@ -338,13 +338,13 @@ class HttpServer:
 
 
 def _static(body: bytes, kind: str) -> Handler:
-    async def send(_request: Request) -> Answer:
-        return Answer(body, kind)
+    async def send(_request: HttpRequest) -> Response:
+        return Response(body, kind)
 
     return send
 
 
-def _named(request: Request) -> tuple[Space, bytes]:
+def _named(request: HttpRequest) -> tuple[Space, bytes]:
     """Return which key a request is about: a lock's, unless it says ``space=semaphore``."""
     key = request.query.get("key", "")
     space = view.SPACES.get(request.query.get("space", "lock"))
@@ -353,7 +353,7 @@ def _named(request: Request) -> tuple[Space, bytes]:
     return space, key.encode(errors="replace")
 
 
-def _lock_named(request: Request) -> bytes:
+def _lock_named(request: HttpRequest) -> bytes:
     """Return which lock a request is about."""
     space, key = _named(request)
     if space is not Space.LOCK or key_problem(key):

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from dflockd.http.answers import Answer, encoded, text
-from dflockd.http.head import HeadReader, RefusedHeadError, Request
+from dflockd.http.answers import Response, encoded, text
+from dflockd.http.head import HeadReader, HttpRequest, RefusedHeadError
 from dflockd.server import Admission, Guest, SparingLog
 
 HEAD_TIMEOUT = 10.0
@@ -48,7 +48,7 @@ class GateHouse:
     def __init__(
         self,
         log: SparingLog,
-        serve: Callable[[Request, Gate], Awaitable[Answer]],
+        serve: Callable[[HttpRequest, Gate], Awaitable[Response]],
         *,
         most: int,
         secret: int = 0,
@@ -70,7 +70,7 @@ class GateHouse:
         self._inside: dict[Gate, None] = {}
         self._awaits_room = False
         """Whether one was told to leave: its descriptor is free a turn or two later."""
-        self._arrived: deque[tuple[Gate, Request]] = deque()
+        self._arrived: deque[tuple[Gate, HttpRequest]] = deque()
 
     def gate(self, guest: Guest) -> Gate:
         """Return the protocol for a connection that was accepted."""
@@ -91,7 +91,7 @@ class GateHouse:
         for gate in list(self._gates):
             gate.abort()
 
-    def let_in(self, gate: Gate, request: Request) -> None:
+    def let_in(self, gate: Gate, request: HttpRequest) -> None:
         """Have a request served: one in each turn of the event loop, so that the locks have theirs."""
         self._arrived.append((gate, request))
         if len(self._arrived) == 1:
@@ -224,12 +224,12 @@ class Gate(asyncio.Protocol):
         """Take the place of one with a request; return whether it is still there for that."""
         return not self._over and self._guest.admit()
 
-    def pass_on(self, request: Request) -> None:
+    def pass_on(self, request: HttpRequest) -> None:
         """Have a request answered."""
         if not self._transport.is_closing():
             self.work = self._loop.create_task(self._serve(request))
 
-    async def _serve(self, request: Request) -> None:
+    async def _serve(self, request: HttpRequest) -> None:
         try:
             answer = await self._house.serve(request, self)
             if self._transport.is_closing():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dflockd.http.answers import AnswerError, text
 from dflockd.http.gate import Gate
-from dflockd.http.head import Request
+from dflockd.http.head import HttpRequest
 from dflockd.server import SparingLog
 
 OPEN = ("/healthz", "/readyz")
@@ -44,7 +44,7 @@ class Guard:
         self._host = host
         self._log = log
 
-    async def check(self, request: Request, gate: Gate) -> None:
+    async def check(self, request: HttpRequest, gate: Gate) -> None:
         """Let a request through, and say in it who asks.
 
         Raises:
@@ -79,7 +79,7 @@ class Guard:
             raise AnswerError(text(403, "a page of another site may not do this"))
 
 
-def _authenticated(request: Request, secret: bytes) -> str | None:
+def _authenticated(request: HttpRequest, secret: bytes) -> str | None:
     """Return the name that was given along with the right secret, which may be empty."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     name, shown = "", given.strip().encode(errors="surrogateescape")
@@ -95,7 +95,7 @@ def _authenticated(request: Request, secret: bytes) -> str | None:
     return name if hmac.compare_digest(shown, secret) else None
 
 
-def _asked_name(request: Request) -> str:
+def _asked_name(request: HttpRequest) -> str:
     return request.headers.get("host", "")
 
 
@@ -115,7 +115,7 @@ def _is_own_name(asked: str, host: str) -> bool:
     return True
 
 
-def _is_harmless(request: Request) -> bool:
+def _is_harmless(request: HttpRequest) -> bool:
     """Whether a request changes nothing, and only the viewer of the page sees its answer."""
     if request.method not in ("GET", "HEAD"):
         return False
@@ -124,7 +124,7 @@ def _is_harmless(request: Request) -> bool:
     return not asks or request.headers.get("sec-fetch-mode") == "navigate"
 
 
-def _is_own_page(request: Request) -> bool:
+def _is_own_page(request: HttpRequest) -> bool:
     """Whether what asks is no page of another site: a browser says where it comes from."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:

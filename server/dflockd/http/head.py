@@ -48,7 +48,7 @@ class RefusedHeadError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class HttpRequest:
     """What somebody asks for."""
 
     method: str
@@ -89,7 +89,7 @@ class HeadReader:
         """Add what has arrived."""
         self._buffer += data
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> HttpRequest | None:
         """Return the next request, or ``None`` if its head is incomplete.
 
         Raises:
@@ -117,7 +117,7 @@ class HeadReader:
         return _checked(head)
 
 
-def _checked(head: bytes) -> Request:
+def _checked(head: bytes) -> HttpRequest:
     if _DOUBTFUL.search(head):
         raise RefusedHeadError(400, "malformed request")
     state = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
@@ -143,7 +143,7 @@ def _checked(head: bytes) -> Request:
     path, _, query = target.partition("?")
     # Of several fields of one name the first one counts.
     fields = dict(reversed(parse_qsl(query, keep_blank_values=True, errors="replace")))
-    return Request(method, unquote(path), fields, headers, state)
+    return HttpRequest(method, unquote(path), fields, headers, state)
 
 
 def _read(event: h11.Request) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from dflockd.ranking import SORTS, Rank, Ranked
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.table.finding import Match, Walk, as_wanted
-from dflockd.table.rates import Rate
+from dflockd.table.rates import KeyRate
 from dflockd.wire import Space
 
 STEP = 16
@@ -91,7 +91,7 @@ def rows(found: Iterable[Found], now: float) -> Generator[None, None, str]:
 
 
 def detail(
-    space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float
+    space: Space, key: bytes, entry: Entry | None, rate: KeyRate | None, now: float
 ) -> Generator[None, None, str]:
     """Return the JSON of all there is to say of a key; times in seconds.
 

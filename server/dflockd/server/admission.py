@@ -193,11 +193,6 @@ class Admission:
         elif self._pending.pop(guest, None) is None:
             self._leaving -= 1
 
-    def drop_pending(self) -> None:
-        """End all connections that are not in."""
-        for guest in list(self._pending):
-            self._drop(guest)
-
     def _refuse(self) -> None:
         self.refused += 1
         text = f"{self._name} refused: %d are open, which is the limit"

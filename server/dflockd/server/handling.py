@@ -86,6 +86,9 @@ class Recipient(Protocol):
     def look_on(self) -> None:
         """Note that a reply is being made, which `deliver` brings later."""
 
+    def look_at_clock(self, began: float) -> None:
+        """Let others go first from now on, if what was handled since then took long."""
+
     def drain(self) -> None:
         """End the connection if nothing stands on it any more."""
 
@@ -171,6 +174,10 @@ class Handling:
             self._dispatch(others)
         elif table.deadlines.earliest < self._wakes or table.backlog:
             self._arm()
+        else:
+            return out
+        # Only what does more than answer its sender can take long: nobody else looks at the clock.
+        self.sessions[peer.id].look_at_clock(now)
         return out
 
     def _own(self, number: int) -> bytes:

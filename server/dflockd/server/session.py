@@ -106,8 +106,12 @@ class Session(asyncio.Protocol):
         server, reader, peer, slices = self._server, self._reader, self.peer, self._slices
         kind = OTHER
         now = monotonic()
-        is_calm = now < slices.free_until and now <= server.late_at
-        if is_calm and self._is_open and peer.waiting is None:
+        if (
+            self._is_open
+            and peer.waiting is None
+            and now < slices.free_until
+            and now <= server.late_at
+        ):
             kind = reader.receive_one(data)
         elif self._begun or self._begins(data):
             reader.receive(data)
@@ -118,9 +122,6 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
-        if monotonic() - now > slices.slice:
-            self._took_long = True
-            self._review()
         if out:
             self._transport.write(out)
         if server.draining:
@@ -188,6 +189,12 @@ class Session(asyncio.Protocol):
         """Note that a reply to it is being made, which `deliver` brings later."""
         self._looks_on = True
         self._review()
+
+    def look_at_clock(self, began: float) -> None:
+        """Let others go first from now on, if what was handled since then took long."""
+        if monotonic() - began > self._slices.slice:
+            self._took_long = True
+            self._review()
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more, and nothing is left to be answered."""

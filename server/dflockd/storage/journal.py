@@ -52,7 +52,7 @@ from dflockd.storage.segment import (
     word,
 )
 from dflockd.table import Change, Hold, Newest
-from dflockd.table.pauses import Pause
+from dflockd.table.pauses import KeyPause
 from dflockd.table.rates import PackedRates, RateBlock
 
 SEGMENT = 4 << 20
@@ -263,12 +263,12 @@ class Journal:
         self._ends[current.number] = current.end
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
-    def _change(self, what: Newest | RateBlock | PackedRates | Pause) -> None:
+    def _change(self, what: Newest | RateBlock | PackedRates | KeyPause) -> None:
         """Record the newest of a key, a pause or some beginnings of rates, or that they are over."""
         name: Name
         if isinstance(what, Newest):
             name = what.key
-        elif isinstance(what, Pause):
+        elif isinstance(what, KeyPause):
             name = PausedKey(what.key)
         else:
             name = -what.number
@@ -283,7 +283,7 @@ class Journal:
             record = encode_newest(what.kept(), self._seed)
         elif isinstance(what, PackedRates):
             record = encode_packed(what.kept(), self._seed)
-        elif isinstance(what, Pause):
+        elif isinstance(what, KeyPause):
             record = encode_pause(what.kept(), self._seed)
         else:
             record = encode_rate(what.kept(), self._seed)

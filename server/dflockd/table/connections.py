@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from dflockd.table.limits import STEP
-from dflockd.table.line import Process
+from dflockd.table.line import ClientProcess
 from dflockd.table.slots import Effect, Slots, answer_asking
 from dflockd.table.state import Hold, Peer, Waiter
 from dflockd.table.states import GONE, UNTOLD
@@ -20,7 +20,7 @@ class Connections:
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.peers: dict[int, Peer] = {}
-        self.processes: dict[bytes, Process] = {}
+        self.processes: dict[bytes, ClientProcess] = {}
         """Of all connections that have said which they are, by instance."""
         self.draining = False
         """Whether nothing is granted any more to who comes."""
@@ -37,7 +37,7 @@ class Connections:
         """Take in whose process a connection is."""
         process = self.processes.get(instance)
         if process is None:
-            process = self.processes[instance] = Process(instance)
+            process = self.processes[instance] = ClientProcess(instance)
         process.connections += 1
         peer.instance, peer.process = instance, process
 
@@ -64,7 +64,7 @@ class Connections:
         if told:
             peer.granted = None
         waiting = peer.waiting
-        if isinstance(waiting, Process):
+        if isinstance(waiting, ClientProcess):
             waiting.asking = None
         elif waiting is not None and not waiting.is_told:
             self.slots.leave(waiting)
@@ -132,7 +132,7 @@ class Connections:
         self.slots.in_steps(self._all_to_drain(), self._send_home, now, effects)
         return effects
 
-    def _all_to_drain(self) -> Iterator[Hold | Waiter | Process | Peer]:
+    def _all_to_drain(self) -> Iterator[Hold | Waiter | ClientProcess | Peer]:
         """Yield all who wait or ask; then the slots that nobody has heard of.
 
         Nobody can ask for these any more, and nobody is left to have them instead. A peer stands for
@@ -152,12 +152,12 @@ class Connections:
             ]
 
     def _send_home(
-        self, item: Hold | Waiter | Process | Peer, now: float, effects: list[Effect]
+        self, item: Hold | Waiter | ClientProcess | Peer, now: float, effects: list[Effect]
     ) -> None:
         """Take out who waits or asks, or a slot that nobody has heard of, if it is still there."""
         if isinstance(item, Peer):
             return
-        if isinstance(item, Process):
+        if isinstance(item, ClientProcess):
             answer_asking(item, Status.DRAINING, effects)
         elif isinstance(item, Hold):
             if not item.ended:

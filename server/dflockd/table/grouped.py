@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from typing import Final, Generic
 
-from dflockd.table.line import Lines, Process, W, earlier, number_of, take_out
+from dflockd.table.line import ClientProcess, Lines, W, earlier, number_of, take_out
 from dflockd.table.queue import Queue
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
 from dflockd.wire import FairGroup
@@ -44,11 +44,11 @@ class Lane(Lines[W]):
         """Whether it may have another slot."""
         return self.limit <= 0 or self.taken < self.limit
 
-    def has_any(self, process: Process | None) -> bool:
+    def has_any(self, process: ClientProcess | None) -> bool:
         """Whether there is somebody of a process, or somebody who can start at any time."""
         return self.has(process) or (self.rated is not None and self.rated.has(process))
 
-    def processes(self, *, is_plain: bool) -> list[Process]:
+    def processes(self, *, is_plain: bool) -> list[ClientProcess]:
         """Return whose there are, of those who need no place or of all."""
         if is_plain or self.rated is None:
             return list(self.rows)
@@ -84,7 +84,7 @@ class Ring(Generic[W]):
         """Whose turn is next first; with the number of that turn."""
         self._last = 0
         """The number of the last turn."""
-        self._heaps: dict[Process | None, Heap[W]] = {}
+        self._heaps: dict[ClientProcess | None, Heap[W]] = {}
 
     def keep(self, lane: Lane[W], *, is_in: bool) -> None:
         """Let a lane be in it, at the end if it has not been, or not be in it."""
@@ -102,7 +102,7 @@ class Ring(Generic[W]):
         self.lanes[lane] = self._last
         self.lanes.move_to_end(lane)
 
-    def first(self, processes: Iterable[Process]) -> Lane[W] | None:
+    def first(self, processes: Iterable[ClientProcess]) -> Lane[W] | None:
         """Return the first lane where somebody can start now."""
         lane = self.first_of(None)
         for process in processes:
@@ -112,7 +112,7 @@ class Ring(Generic[W]):
                     lane = other
         return lane
 
-    def first_of(self, process: Process | None) -> Lane[W] | None:
+    def first_of(self, process: ClientProcess | None) -> Lane[W] | None:
         """Return the first lane where a process has somebody, or somebody can start at any time."""
         heap = self._heaps.get(process)
         if heap is None:
@@ -130,19 +130,19 @@ class Ring(Generic[W]):
         del self._heaps[process]
         return None
 
-    def note(self, lane: Lane[W], process: Process | None) -> None:
+    def note(self, lane: Lane[W], process: ClientProcess | None) -> None:
         """Note that somebody of a process is in a lane, or somebody who can start at any time."""
         if lane in self.lanes:
             self._list(lane, process)
 
-    def forget(self, process: Process) -> None:
+    def forget(self, process: ClientProcess) -> None:
         """Note that nobody of a process is in any lane."""
         self._heaps.pop(process, None)
 
-    def _has(self, lane: Lane[W], process: Process | None) -> bool:
+    def _has(self, lane: Lane[W], process: ClientProcess | None) -> bool:
         return lane.has(process) if self._is_plain else lane.has_any(process)
 
-    def _list(self, lane: Lane[W], process: Process | None) -> None:
+    def _list(self, lane: Lane[W], process: ClientProcess | None) -> None:
         """See to it that a lane is found where a process has somebody."""
         heap = self._heaps.get(process)
         if (heap is not None and lane in heap.lanes) or not self._has(lane, process):
@@ -283,7 +283,7 @@ class GroupedQueue(Queue[W]):
         self._review(lane)
         self._note(lane, waiter.process)
 
-    def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
+    def change(self, waiter: W, process: ClientProcess | None, *, is_rated: bool) -> None:
         """Let somebody in line be one who is told by another process, or needs a place, or neither."""
         lane = self._lane(waiter.group)
         lane.of(waiter).leave(waiter)
@@ -319,12 +319,12 @@ class GroupedQueue(Queue[W]):
                 self._uncount(waiter, waiter.process)
         self._review(lane)
 
-    def _forget(self, process: Process, waiter: W) -> None:
+    def _forget(self, process: ClientProcess, waiter: W) -> None:
         super()._forget(process, waiter)
         self._ring.forget(process)
         self._plain_ring.forget(process)
 
-    def _note(self, lane: Lane[W], process: Process | None) -> None:
+    def _note(self, lane: Lane[W], process: ClientProcess | None) -> None:
         self._ring.note(lane, process)
         self._plain_ring.note(lane, process)
 

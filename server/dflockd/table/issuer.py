@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hmac
 from hashlib import blake2b
+from typing import Final
 
 from dflockd.wire import fence_from_token, format_token
+
+_KINDS: Final = (b"\0", b"\1", b"\2", b"\3")
+"""What a digest says of the space of a key, and whether its hold is the only one. With a fence of eight
+bytes before it and the key behind it, no two holds have the same text digested."""
 
 
 class TokenIssuer:
@@ -56,7 +61,7 @@ class TokenIssuer:
     def token(self, space: int, key: bytes, fence: int, *, is_sole: bool) -> bytes:
         """Return the token that carries `fence`: the same one every time."""
         digest = self._keyed.copy()
-        digest.update(b"%d %d %b" % (fence, 2 * space + is_sole, key))
+        digest.update(fence.to_bytes(8, "big") + _KINDS[2 * space + is_sole] + key)
         return format_token(fence, digest.digest())
 
     def verify(self, space: int, key: bytes, token: bytes) -> tuple[int, bool] | None:

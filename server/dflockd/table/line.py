@@ -1,8 +1,8 @@
 """Those who stand in line for a slot, in order, found by who of them can start now.
 
 Most can at any time. A waiter that wants a turn can while its process asks whose turn it is: see
-`Process`. The others are passed over where they are: nothing is noted of that, so the order is the
-usual one once their process asks.
+`ClientProcess`. The others are passed over where they are: nothing is noted of that, so the order is
+the usual one once their process asks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dflockd.table.deadlines import Timed
 from dflockd.wire import FairGroup
 
 
-class Process:
+class ClientProcess:
     """One process of a client, with all its connections: whom it tells apart is its own affair.
 
     It asks whose turn it is when it has somebody to use a slot, and so at most one turn at a time is
@@ -66,7 +66,7 @@ class Position(Timed):
     """To which group they belong."""
     is_rated: bool
     """Whether its run is to count for the rate of the key."""
-    process: Process | None
+    process: ClientProcess | None
     """Who has to ask before it can have its turn; nobody if it can at any time."""
     reservation: ReservedPosition | None
     """What is done for it while it is away."""
@@ -83,7 +83,7 @@ class Position(Timed):
 
     @property
     def place(self) -> object:
-        """By what `Process.starved` knows where it waits."""
+        """By what `ClientProcess.starved` knows where it waits."""
         return None
 
 
@@ -111,7 +111,7 @@ def earlier(one: W | None, other: W | None) -> W | None:
     return one if one.number < other.number else other
 
 
-class Row(Generic[W]):
+class WaiterRow(Generic[W]):
     """Waiters in order."""
 
     __slots__ = ("line", "returned")
@@ -150,7 +150,7 @@ class Row(Generic[W]):
             take_out(waiter, self.returned)
 
 
-class Line(Row[W]):
+class Line(WaiterRow[W]):
     """Waiters in one order: a row of those who can start at any time, and one for each process.
 
     Those of a queue or a group, who need no place of the rate; or those of it who do.
@@ -160,7 +160,7 @@ class Line(Row[W]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: dict[Process, Row[W]] = {}
+        self.rows: dict[ClientProcess, WaiterRow[W]] = {}
         """Those who have to be told when it is their turn, by their process; none is empty."""
         self.called = 0
         """How many these are."""
@@ -193,14 +193,14 @@ class Line(Row[W]):
         else:
             self._drop_called(waiter, waiter.process)
 
-    def _drop_called(self, waiter: W, process: Process) -> None:
+    def _drop_called(self, waiter: W, process: ClientProcess) -> None:
         row = self.rows[process]
         row.drop(waiter)
         self.called -= 1
         if not row.size:
             del self.rows[process]
 
-    def has(self, process: Process | None) -> bool:
+    def has(self, process: ClientProcess | None) -> bool:
         """Whether there is somebody of a process, or somebody who can start at any time."""
         return self.size > 0 if process is None else process in self.rows
 
@@ -219,14 +219,14 @@ class Line(Row[W]):
             first = earlier(first, row.head())
         return first
 
-    def _row_for(self, waiter: W) -> Row[W]:
+    def _row_for(self, waiter: W) -> WaiterRow[W]:
         process = waiter.process
         if process is None:
             return self
         self.called += 1
         row = self.rows.get(process)
         if row is None:
-            row = self.rows[process] = Row()
+            row = self.rows[process] = WaiterRow()
         return row
 
 
@@ -253,7 +253,7 @@ class Lines(Line[W]):
         """Return all of both as they are now, each list by number."""
         lines: list[Line[W]] = [self] if self.rated is None else [self, self.rated]
         rows = [row for line in lines for row in (line, *line.rows.values())]
-        return [part for row in rows for part in Row.copies(row)]
+        return [part for row in rows for part in WaiterRow.copies(row)]
 
     def all(self) -> Iterator[W]:
         """Go through all of both, in order."""

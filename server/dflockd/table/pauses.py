@@ -26,7 +26,7 @@ class PauseRecord(NamedTuple):
 
 
 @final
-class Pause(Timed):
+class KeyPause(Timed):
     """The pause of one key. It falls due when it ends by itself."""
 
     __slots__ = ("ended", "entry", "record")

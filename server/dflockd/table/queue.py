@@ -6,9 +6,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from dflockd.table.line import Lines, Process, W, earlier, number_of, take_out
-from dflockd.table.pauses import Pause
-from dflockd.table.rates import Rate
+from dflockd.table.line import ClientProcess, Lines, W, earlier, number_of, take_out
+from dflockd.table.pauses import KeyPause
+from dflockd.table.rates import KeyRate
 from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import FairGroup
 
@@ -42,7 +42,7 @@ class Queue(Lines[W]):
         super().__init__()
         self.is_grouped = False
         """Whether groups take turns; see `dflockd.table.grouped`."""
-        self.processes: dict[Process, int] = {}
+        self.processes: dict[ClientProcess, int] = {}
         """How many of each stand in line who have to be told when it is their turn; none is 0."""
         self.expected: list[W] = []
         """By number."""
@@ -58,9 +58,9 @@ class Queue(Lines[W]):
         """Whether what is due here was more than fits a step, and goes on in another."""
         self.listener: W | None = None
         """The holder that listens for somebody newer; not in the queue."""
-        self.rate: Rate | None = None
+        self.rate: KeyRate | None = None
         """How many of its runs may begin in a while, if they may not at any time."""
-        self.pause: Pause | None = None
+        self.pause: KeyPause | None = None
         """Why nobody has a turn here, if the key is paused."""
         self.gap = -1.0
         """Seconds from a grant to the next, on average of the last few; negative before the first."""
@@ -140,7 +140,7 @@ class Queue(Lines[W]):
         if waiter.process is not None:
             self._count(waiter.process)
 
-    def change(self, waiter: W, process: Process | None, *, is_rated: bool) -> None:
+    def change(self, waiter: W, process: ClientProcess | None, *, is_rated: bool) -> None:
         """Let somebody in line be one who is told by another process, or needs a place, or neither."""
         if waiter.process is not process or waiter.is_rated is not is_rated:
             self.of(waiter).leave(waiter)
@@ -179,11 +179,11 @@ class Queue(Lines[W]):
             if waiter.process is not None:
                 self._uncount(waiter, waiter.process)
 
-    def _count(self, process: Process) -> None:
+    def _count(self, process: ClientProcess) -> None:
         """Note that one more of a process is in line."""
         self.processes[process] = self.processes.get(process, 0) + 1
 
-    def _uncount(self, waiter: W, process: Process) -> None:
+    def _uncount(self, waiter: W, process: ClientProcess) -> None:
         """Note that a waiter of a process is in line no more."""
         left = self.processes[process] - 1
         if left:
@@ -192,12 +192,12 @@ class Queue(Lines[W]):
             del self.processes[process]
             self._forget(process, waiter)
 
-    def _forget(self, process: Process, waiter: W) -> None:
+    def _forget(self, process: ClientProcess, waiter: W) -> None:
         """Note that nobody of a process is in line any more, like a waiter that has been."""
         process.starved.pop(waiter.place, None)
 
     @staticmethod
-    def _asking(processes: Iterable[Process]) -> int:
+    def _asking(processes: Iterable[ClientProcess]) -> int:
         """How many of them ask whose turn it is."""
         return sum([process.asking is not None for process in processes])
 

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import SPAN_STEP, Deadlines, Timed, rounded
 from dflockd.table.limits import STEP, Limits
-from dflockd.wire import Rate as Asked
-from dflockd.wire import Status
+from dflockd.wire import Rate, Status
 
 BLOCK = 32
 """So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
@@ -75,7 +74,7 @@ class RateBook:
 
     def __init__(self, entries: list[dict[bytes, Any]]) -> None:
         self.entries = entries
-        self.open: dict[tuple[int, bytes], Rate] = {}
+        self.open: dict[tuple[int, bytes], KeyRate] = {}
         """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
         self.packed: dict[bytes, PackedRates] = {}
         """The same of free keys that have not been used for long, by the name there."""
@@ -88,7 +87,7 @@ class RateBlock:
 
     __slots__ = ("ended", "first", "number", "rate", "times")
 
-    def __init__(self, rate: Rate, number: int) -> None:
+    def __init__(self, rate: KeyRate, number: int) -> None:
         self.rate = rate
         self.number = number
         self.times: array[float] = array("d")
@@ -104,7 +103,7 @@ class RateBlock:
         return RateRecord(rate.space, rate.key, rate.runs, rate.window, self.number, times)
 
 
-class Rate(Timed):
+class KeyRate(Timed):
     """The runs of one key that have begun of late, or may begin at any time.
 
     It stays until nothing of it counts any more, whether or not its key is held or waited for. It falls
@@ -290,14 +289,14 @@ class Rates:
         self.promised = 0
         """How many beginnings may have to be remembered: the sum of what all rates allow."""
         self._append = note
-        self._open: OrderedDict[Rate, None] = OrderedDict()
+        self._open: OrderedDict[KeyRate, None] = OrderedDict()
         """Those of free keys that are not packed; the one that was used longest ago first."""
         self._packing: dict[tuple[RateBook, int], PackedRates] = {}
         """Those to which others may be added, by their kind."""
 
     # What there is.
 
-    def find(self, book: RateBook, space: int, key: bytes, now: float) -> Rate | None:
+    def find(self, book: RateBook, space: int, key: bytes, now: float) -> KeyRate | None:
         """Return the rate of a key that has one."""
         rate = book.open.get((space, key))
         if rate is None and book.packed:
@@ -306,23 +305,23 @@ class Rates:
                 return self._unpack(packed, space, key, now)
         return rate
 
-    def use(self, rate: Rate) -> None:
+    def use(self, rate: KeyRate) -> None:
         """Note that somebody holds or waits for the key of a rate."""
         self._open.pop(rate, None)
 
-    def rest(self, rate: Rate) -> None:
+    def rest(self, rate: KeyRate) -> None:
         """Note that nobody does any more."""
         if rate.book.open.get((rate.space, rate.key)) is rate:  # its partition may leave
             self._open[rate] = None
 
     @staticmethod
-    def view(book: RateBook, space: int, key: bytes) -> Rate | None:
+    def view(book: RateBook, space: int, key: bytes) -> KeyRate | None:
         """Return the rate of a key to look at, and leave it where it is."""
         rate = book.open.get((space, key))
         packed = None if rate is not None else book.packed.get(_packed_name(space, key))
         if packed is not None:
             runs, window, times = packed.of(_packed_name(space, key))
-            rate = Rate(book, space, key, runs, window)
+            rate = KeyRate(book, space, key, runs, window)
             rate.blocks.append(RateBlock(rate, packed.number))
             rate.blocks[0].times.extend(times)
             rate.begun = len(times)
@@ -330,7 +329,7 @@ class Rates:
 
     # What is asked.
 
-    def refusal(self, book: RateBook, name: tuple[int, bytes], asked: Asked) -> Status | None:
+    def refusal(self, book: RateBook, name: tuple[int, bytes], asked: Rate) -> Status | None:
         """Return what to answer to who asks for such a rate of a key, if it may not be."""
         if asked.window > self._limits.max_rate_window * 1000:
             return Status.RATE_WINDOW
@@ -341,7 +340,7 @@ class Rates:
             return Status.MAX_RATES
         return None
 
-    def name(self, book: RateBook, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
+    def name(self, book: RateBook, name: tuple[int, bytes], asked: Rate, now: float) -> KeyRate:
         """Return the rate of a key, which from now on is what was asked last."""
         rate = book.open.get(name)
         if rate is None:
@@ -349,7 +348,7 @@ class Rates:
         self.change(rate, asked.runs, asked.window / 1000, now)
         return rate
 
-    def change(self, rate: Rate, runs: int, window: float, now: float) -> None:
+    def change(self, rate: KeyRate, runs: int, window: float, now: float) -> None:
         """Have a rate allow so many runs in so many seconds."""
         if (rate.runs, rate.window) != (runs, window):
             self.promised += runs - rate.runs
@@ -360,8 +359,8 @@ class Rates:
 
     def _add(
         self, book: RateBook, name: tuple[int, bytes], runs: int, window: float, now: float
-    ) -> Rate:
-        rate = book.open[name] = Rate(book, *name, runs, window)
+    ) -> KeyRate:
+        rate = book.open[name] = KeyRate(book, *name, runs, window)
         self.size += 1
         self.promised += runs
         self._deadlines.set(rate, rounded(window), now)
@@ -373,7 +372,7 @@ class Rates:
 
     # What happens.
 
-    def begin(self, rate: Rate, fence: int, now: float) -> bool:
+    def begin(self, rate: KeyRate, fence: int, now: float) -> bool:
         """Note that a run has begun; say whether that is news."""
         if fence not in rate.pending:
             return False
@@ -387,7 +386,7 @@ class Rates:
         self._note(block)
         return True
 
-    def give_back(self, rate: Rate, fence: int) -> bool:
+    def give_back(self, rate: KeyRate, fence: int) -> bool:
         """Note that a run will not begin; say whether it had not."""
         if fence not in rate.pending:
             return False
@@ -395,13 +394,13 @@ class Rates:
         self._counts.unbegun += 1
         return True
 
-    def wake(self, rate: Rate, more: int, now: float) -> None:
+    def wake(self, rate: KeyRate, more: int, now: float) -> None:
         """Have the rate fall due when more than so many places are free: somebody waits for one."""
         at = rate.next(now, more)
         if at is not None and now < at < rate.deadline:
             self._deadlines.reset(rate, at - now + LATE, now)
 
-    def look_again(self, rate: Rate, now: float, *, is_used: bool) -> bool:
+    def look_again(self, rate: KeyRate, now: float, *, is_used: bool) -> bool:
         """Say whether a rate that is due can be dropped; if not, it falls due again.
 
         Args:
@@ -422,7 +421,7 @@ class Rates:
         self._deadlines.set(rate, max(rounded(until - now), SPAN_STEP), now)
         return False
 
-    def _drop(self, rate: Rate) -> None:
+    def _drop(self, rate: KeyRate) -> None:
         del rate.book.open[rate.space, rate.key]
         self._open.pop(rate, None)
         self.size -= 1
@@ -492,7 +491,7 @@ class Rates:
 
     # Packed.
 
-    def _pack(self, rate: Rate, now: float) -> None:
+    def _pack(self, rate: KeyRate, now: float) -> None:
         """Put a rate to others that rest, if it is not too large for that."""
         book, [block, *more] = rate.book, rate.blocks
         rate.free(now)
@@ -516,7 +515,7 @@ class Rates:
         book.packed[name] = packed
         self._note(packed)
 
-    def _unpack(self, packed: PackedRates, space: int, key: bytes, now: float) -> Rate:
+    def _unpack(self, packed: PackedRates, space: int, key: bytes, now: float) -> KeyRate:
         book, name = packed.book, _packed_name(space, key)
         runs, window, times = packed.of(name)
         packed.remove(name)
@@ -546,17 +545,17 @@ class Rates:
 
     # Blocks.
 
-    def _block(self, rate: Rate) -> RateBlock:
+    def _block(self, rate: KeyRate) -> RateBlock:
         block = RateBlock(rate, next(self._numbers))
         rate.blocks.append(block)
         return block
 
-    def _renewed(self, rate: Rate) -> RateBlock:
+    def _renewed(self, rate: KeyRate) -> RateBlock:
         """Return an empty block, and drop those in which nothing counts any more."""
         self._shed(rate)
         return self._block(rate)
 
-    def _shed(self, rate: Rate) -> bool:
+    def _shed(self, rate: KeyRate) -> bool:
         """Drop blocks in which nothing counts any more, or some of them; say whether there were any."""
         over = rate.blocks[: min(rate.over, STEP)]
         del rate.blocks[: len(over)]
@@ -565,7 +564,7 @@ class Rates:
             self._end(block)
         return bool(over)
 
-    def _empty(self, rate: Rate) -> None:
+    def _empty(self, rate: KeyRate) -> None:
         """End all blocks of a rate that is gone, which refer to it: else both would stay for long."""
         for block in rate.blocks:
             self._end(block)

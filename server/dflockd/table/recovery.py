@@ -97,6 +97,15 @@ def restore_pause(slots: Slots, partition: Partition, kept: PauseRecord, now: fl
     slots.pause(entry, kept, left if left == NEVER else rounded(left), now)
 
 
+def wait(partition: Partition, now: float) -> Recovering | None:
+    """Return what to answer while there are no grants, and end that if its time is over."""
+    until = partition.recovers_until
+    if until is not None and now < until:
+        return Recovering(math.ceil((until - now) * 1000))
+    partition.end_recovery()
+    return None
+
+
 def doubt(partition: Partition, hold: Hold, now: float, *, confirm: bool) -> Recovering | None:
     """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
 

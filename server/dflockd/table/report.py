@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, final
 
 from dflockd.table.pauses import NEVER
-from dflockd.table.rates import Rate
+from dflockd.table.rates import KeyRate
 from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.wire import UNLIMITED, Space
 
@@ -95,7 +95,7 @@ def stats(
     return Listing(said, lists, size - len(entries))
 
 
-def inspect(key: bytes, entry: Entry | None, now: float, known: Rate | None) -> Listing:
+def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) -> Listing:
     """Return who holds a key and who waits for it, in order; times in seconds.
 
     Of more than `MAX_LISTED` holders or waiters the last are left out and counted as ``omitted``.
@@ -231,7 +231,7 @@ def limit(entry: Entry) -> int | None:
     return None if entry.limit in (0, UNLIMITED) else entry.limit
 
 
-def rate(known: Rate | None, now: float) -> dict[str, object] | None:
+def rate(known: KeyRate | None, now: float) -> dict[str, object] | None:
     """Return how many runs of a key may begin in a while, and when the next may; times in seconds.
 
     The next one may at once, after ``next_s``, or once a run that may begin has begun (``None``).
@@ -248,7 +248,7 @@ def rate(known: Rate | None, now: float) -> dict[str, object] | None:
     }
 
 
-def rate_wait(known: Rate | None, position: int, now: float) -> float | None:
+def rate_wait(known: KeyRate | None, position: int, now: float) -> float | None:
     """Return in how many seconds a rate lets a position begin, if all before it begin at once.
 
     ``None`` while that depends on when a run begins that may, and without a rate.

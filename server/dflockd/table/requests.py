@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from dflockd.table import owners, recovery, superseding
 from dflockd.table.newest import OLDEST
-from dflockd.table.rates import Rate
+from dflockd.table.rates import KeyRate
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import GONE, GRANTED, UNTOLD
@@ -22,13 +22,13 @@ from dflockd.wire import (
     Owner,
     OwnerConflict,
     Queued,
+    Rate,
     Refusal,
     Reply,
     Space,
     Status,
     key_problem,
 )
-from dflockd.wire import Rate as RateAsked
 from dflockd.wire.arguments import Asked
 
 Answer: TypeAlias = Hold | Reply
@@ -297,13 +297,23 @@ class Requests:
             The entry, which may be new, or what to answer.
         """
         partition = self._partition if self._is_whole else self.serving(key, now)
-        entry: Entry | None = None
-        if isinstance(partition, Partition) and partition.recovers_until is None:
-            entry = partition.spaces[space].get(key)
-        if entry is None and key_problem(key):
-            return _ERROR
-        if entry is None or entry.limit != asked.limit:
-            found = self.slots.entry_of(partition, space, key, asked.limit, now, effects)
+        if not isinstance(partition, Partition):
+            return _ERROR if key_problem(key) else partition
+        if partition.recovers_until is not None:
+            wait = recovery.wait(partition, now)
+            if wait is not None:
+                return _ERROR if key_problem(key) else wait
+        found: Entry | Refusal
+        entry = partition.spaces[space].get(key)
+        if entry is None:
+            if key_problem(key):
+                return _ERROR
+            found = self.slots.enter(partition, space, key, asked.limit, now)
+            if not isinstance(found, Entry):
+                return found
+            entry = found
+        elif entry.limit != asked.limit:
+            found = self.slots.change_limit(entry, asked.limit, now, effects)
             if not isinstance(found, Entry):
                 return found
             entry = found
@@ -381,7 +391,7 @@ class Requests:
         self,
         entry: Entry,
         of_group: FairGroup | None,
-        rate: Rate | None,
+        rate: KeyRate | None,
         now: float,
         effects: list[Effect],
     ) -> bool:
@@ -405,7 +415,7 @@ class Requests:
         ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
         return ahead < entry.limit - len(entry.holds)
 
-    def _name_rate(self, entry: Entry, asked: RateAsked, now: float) -> Status | None:
+    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""
         refusal = self.rates.refusal(entry.partition.rates, (entry.space, entry.key), asked)
         if refusal is None:
@@ -519,7 +529,7 @@ class Requests:
         return hold
 
     def _grant_enqueued(
-        self, entry: Entry, peer: Peer, asked: Asked, lease: int, rate: Rate | None, now: float
+        self, entry: Entry, peer: Peer, asked: Asked, lease: int, rate: KeyRate | None, now: float
     ) -> Waiter:
         """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
         hold = self.slots.grant(entry, peer, lease, asked.owner, asked.label, now, rate)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from dflockd.table import owners, recovery, superseding
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
-from dflockd.table.line import Process, ReservedPosition
+from dflockd.table.line import ClientProcess, ReservedPosition
 from dflockd.table.newest import NewestRecord
 from dflockd.table.pauses import PauseRecord
 from dflockd.table.queue import Queue
@@ -266,7 +266,7 @@ class ShardTable(LockTable):
         effects: list[Effect] = []
         for peer in self.connections.peers.values():
             waiting = peer.waiting
-            if isinstance(waiting, Process):
+            if isinstance(waiting, ClientProcess):
                 answer_asking(waiting, self._lapsed, effects)
             elif waiting is not None and waiting.two_phase:
                 self.slots.unblock(waiting, self._lapsed, effects)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +15,11 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
-from dflockd.table.line import Process, ReservedPosition
+from dflockd.table.line import ClientProcess, ReservedPosition
 from dflockd.table.newest import NewestKeys
-from dflockd.table.pauses import NEVER, Pause, PauseRecord
+from dflockd.table.pauses import NEVER, KeyPause, PauseRecord
 from dflockd.table.queue import Queue
-from dflockd.table.rates import PackedRates, Rate, Rates
+from dflockd.table.rates import KeyRate, PackedRates, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import GONE, LISTENING, QUEUED, RESERVED, UNTOLD, WAITING
@@ -28,7 +27,6 @@ from dflockd.wire import (
     FairGroup,
     Granted,
     Owner,
-    Recovering,
     Refusal,
     Reply,
     Space,
@@ -92,49 +90,40 @@ class Slots:
 
     # What is where.
 
-    def entry_of(
-        self,
-        partition: Partition | Refusal,
-        space: int,
-        key: bytes,
-        limit: int,
-        now: float,
-        effects: list[Effect],
+    def enter(
+        self, partition: Partition, space: int, key: bytes, limit: int, now: float
     ) -> Entry | Refusal:
-        """Return the entry of a partition that somebody wants a slot of, new if it has to be.
+        """Return a new entry for a key that is free, if there may be one more."""
+        if self.size >= self.limits.max_locks:
+            self.counts.full += 1
+            return Status.MAX_LOCKS
+        return self.add(partition, space, key, limit, now)
+
+    def change_limit(
+        self, entry: Entry, limit: int, now: float, effects: list[Effect]
+    ) -> Entry | Refusal:
+        """Let so many hold the key of an entry; return it, or the one in its place, or a refusal.
 
         How many may hold a lock is what the latest request says. A semaphore has its limit from who
         asked for it first.
         """
-        if not isinstance(partition, Partition):
-            return partition
-        if partition.recovers_until is not None:
-            if now < partition.recovers_until:
-                return Recovering(math.ceil((partition.recovers_until - now) * 1000))
-            partition.end_recovery()
-        entry = partition.spaces[space].get(key)
-        if entry is None:
-            if self.size >= self.limits.max_locks:
-                self.counts.full += 1
-                return Status.MAX_LOCKS
-            return self.add(partition, space, key, limit, now)
-        if entry.limit != limit:
-            if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
-                return Status.LIMIT_MISMATCH
-            is_more, entry.limit = limit > entry.limit, limit
-            if is_more and entry.waiters:
-                # Ahead of who asks, and the entry may end with that.
-                self.promote(entry, now, effects)
-                if not self.is_here(entry):
-                    return self.add(partition, space, key, limit, now)
+        if entry.space == Space.SEMAPHORE and entry.limit != UNKNOWN:
+            return Status.LIMIT_MISMATCH
+        is_more, entry.limit = limit > entry.limit, limit
+        if is_more and entry.waiters:
+            # Ahead of who asks, and the entry may end with that.
+            self.promote(entry, now, effects)
+            if not self.is_here(entry):
+                return self.add(entry.partition, entry.space, entry.key, limit, now)
         return entry
 
     def add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
         """Return a new entry for a key that is free."""
         self.size += 1
         entry = partition.spaces[space][key] = Entry(partition, space, key, limit)
-        if partition.rates.open or partition.rates.packed:
-            rate = self.rates.find(partition.rates, space, key, now)
+        rates = partition.rates
+        if rates.open or rates.packed:
+            rate = self.rates.find(rates, space, key, now)
             if rate is not None:
                 self.rates.use(rate)
                 entry.queue().rate = rate
@@ -163,7 +152,7 @@ class Slots:
         owner: Owner | None,
         label: bytes,
         now: float,
-        rate: Rate | None = None,
+        rate: KeyRate | None = None,
     ) -> Hold:
         """Give a free slot of an entry to somebody."""
         issuer, limit = entry.partition.issuer, entry.limit
@@ -475,7 +464,7 @@ class Slots:
                 if process.asking is None:
                     process.starved[entry] = None
 
-    def find_turn(self, process: Process, now: float, effects: list[Effect]) -> None:
+    def find_turn(self, process: ClientProcess, now: float, effects: list[Effect]) -> None:
         """Tell a process that asks of a turn that is there already, if one is.
 
         Where it could have had one longest is looked at first. A key that has more for it comes last
@@ -489,7 +478,7 @@ class Slots:
         if process.asking is not None and process.starved:
             self.later(partial(self._go_on_finding, process), now)
 
-    def _go_on_finding(self, process: Process, now: float, effects: list[Effect]) -> bool:
+    def _go_on_finding(self, process: ClientProcess, now: float, effects: list[Effect]) -> bool:
         self.find_turn(process, now, effects)
         return True
 
@@ -498,7 +487,7 @@ class Slots:
         if self.reservations.pass_on(waiter, now):
             self.promote(waiter.entry, now, effects)
 
-    def wake(self, queue: Queue[Waiter], rate: Rate, now: float) -> None:
+    def wake(self, queue: Queue[Waiter], rate: KeyRate, now: float) -> None:
         """See to it that a waiter gets the next place."""
         self.rates.wake(rate, queue.places, now)
 
@@ -587,14 +576,14 @@ class Slots:
         queue = entry.queue()
         if queue.pause is not None:
             self._end_pause(queue.pause)
-        queue.pause = pause = Pause(entry, record)
+        queue.pause = pause = KeyPause(entry, record)
         self.paused += 1
         if left < NEVER:
             self.deadlines.set(pause, left, now)
         if self.changes is not None:
             self.changes.append(pause)
 
-    def resume(self, pause: Pause, now: float, effects: list[Effect]) -> None:
+    def resume(self, pause: KeyPause, now: float, effects: list[Effect]) -> None:
         """End a pause, and serve those who wait; without any, or a holder, the key is forgotten."""
         self._end_pause(pause)
         if self.changes is not None:
@@ -606,7 +595,7 @@ class Slots:
         if entry.pause is not None:
             self._end_pause(entry.pause)
 
-    def _end_pause(self, pause: Pause) -> None:
+    def _end_pause(self, pause: KeyPause) -> None:
         pause.ended = True
         pause.entry.queue().pause = None
         self.paused -= 1
@@ -625,11 +614,11 @@ class Slots:
                 self.lapse(item, now, effects)
             elif isinstance(item, Waiter):
                 self.time_out(item, now, effects)
-            elif isinstance(item, Rate):
+            elif isinstance(item, KeyRate):
                 self.next_place(item, now, effects)
             elif isinstance(item, PackedRates):
                 self.rates.drop(item)
-            elif isinstance(item, Pause):
+            elif isinstance(item, KeyPause):
                 self.resume(item, now, effects)
 
     def lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
@@ -650,7 +639,7 @@ class Slots:
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)
 
-    def next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
+    def next_place(self, rate: KeyRate, now: float, effects: list[Effect]) -> None:
         """Give the free places to waiters, or forget the rate."""
         entry: Entry | None = rate.book.entries[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
@@ -686,7 +675,7 @@ class Slots:
             self.backlog.append(job)
 
 
-def answer_asking(process: Process, reply: Reply, effects: list[Effect]) -> None:
+def answer_asking(process: ClientProcess, reply: Reply, effects: list[Effect]) -> None:
     """Answer a process that asks whose turn it is, if it does."""
     peer: Peer | None = process.asking
     if peer is not None:

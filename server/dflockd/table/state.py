@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeAlias
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.line import Position, Process, ReservedPosition
+from dflockd.table.line import ClientProcess, Position, ReservedPosition
 from dflockd.table.newest import Newest
-from dflockd.table.pauses import Pause
+from dflockd.table.pauses import KeyPause
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
@@ -151,7 +151,7 @@ class Entry:
         nobody has to look for them among all others. Absent until there is one."""
 
     @property
-    def pause(self) -> Pause | None:
+    def pause(self) -> KeyPause | None:
         """Why nothing of it is granted, if it is paused."""
         return None if self.waiters is None else self.waiters.pause
 
@@ -275,7 +275,7 @@ class Hold(Timed):
         return HoldRecord(*self.fields())
 
 
-Change: TypeAlias = Hold | Newest | RateBlock | PackedRates | Pause
+Change: TypeAlias = Hold | Newest | RateBlock | PackedRates | KeyPause
 """Something to be kept that has changed or ended, as it says itself."""
 
 
@@ -372,7 +372,7 @@ class Waiter(Position):
 
     @property
     def place(self) -> object:
-        """By what `Process.starved` knows where it waits."""
+        """By what `ClientProcess.starved` knows where it waits."""
         return self.entry
 
 
@@ -398,7 +398,7 @@ class Peer:
         self.id = number
         self.instance = b""
         """Which process it is; empty of one that has not said `Hello`."""
-        self.process: Process | None = None
+        self.process: ClientProcess | None = None
         """The same, with all of its connections."""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
@@ -412,7 +412,7 @@ class Peer:
         """What its last wait was answered with."""
         self.told: Waiter | None = None
         """Of whose turn it was told last."""
-        self.waiting: Waiter | Process | None = None
+        self.waiting: Waiter | ClientProcess | None = None
         """What it is blocked on: its next request is handled only after that is answered. It is its
         own process while it asks whose turn it is."""
         self.left: dict[tuple[int, bytes], Left] = {}

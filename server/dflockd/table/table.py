@@ -13,7 +13,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import NewestRecord
 from dflockd.table.pauses import NEVER, PauseRecord
-from dflockd.table.rates import PackedRecord, Rate, RateRecord
+from dflockd.table.rates import KeyRate, PackedRecord, RateRecord
 from dflockd.table.report import Listing
 from dflockd.table.requests import Answer, Requests
 from dflockd.table.slots import Effect, Slots, answer_asking
@@ -201,7 +201,7 @@ class LockTable(Requests):
         partition = self.locate(key)
         return partition.spaces[space].get(key) if isinstance(partition, Partition) else partition
 
-    def rate_of(self, space: int, key: bytes) -> Rate | None:
+    def rate_of(self, space: int, key: bytes) -> KeyRate | None:
         """Return the rate of a key that is in this table, which may be free, if it has one."""
         partition = self.locate(key)
         return (
@@ -422,10 +422,10 @@ def _pause(
         return partition
     entry = partition.spaces[Space.LOCK].get(key)
     if entry is None:
-        if len(table) >= table.limits.max_locks:  # it counts as one that is held
-            table.counts.full += 1
-            return Status.MAX_LOCKS
-        entry = table.slots.add(partition, Space.LOCK, key, 1, now)
+        found = table.slots.enter(partition, Space.LOCK, key, 1, now)
+        if not isinstance(found, Entry):
+            return found
+        entry = found
     left = NEVER if span is None else span / 1000
     table.slots.pause(entry, PauseRecord(key, by, reason, now, now + left), left, now)
     return Status.OK

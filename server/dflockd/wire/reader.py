@@ -17,6 +17,10 @@ _CARRIAGE_RETURN: Final = 13
 # As a number: to look for it as ``b"\r"`` raises an exception inside of CPython, and costs 8 times
 # as much.
 
+_COMMANDS: Final = COMMANDS
+# A name of this module: CPython 3.11 takes an imported name for a module's, and makes an object of the
+# method at each call.
+
 
 class FrameTooLongError(Exception):
     """A line is over its limit: where the next request starts can no longer be known."""
@@ -106,12 +110,14 @@ class RequestReader:
         word, key, argument = self._lines[self._taken : self._taken + 3]
         self._taken += 3
         self.ready -= 1
+        if (len(key) > MAX_LINE or len(argument) > MAX_LINE) and _over_limit(word, key, argument):
+            return OTHER
         return self._read(word, key, argument)
 
     def _read(self, word: bytes, key: bytes, argument: bytes) -> int:
-        """Return the kind of a request; if it is for a slot, the rest is here then."""
-        command = COMMANDS.get(word)
-        if command is None or len(key) > MAX_LINE or len(argument) > command.longest:
+        """Return the kind of a request of short lines; if it is for a slot, the rest is here then."""
+        command = _COMMANDS.get(word)
+        if command is None:
             return OTHER
         kind = command.kind
         if kind < RELEASE:
@@ -172,9 +178,17 @@ class RequestReader:
         return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
 
 
-def _check_lengths(lines: list[bytes]) -> None:
+def _over_limit(*lines: bytes) -> str:
+    """Return which line of a request is too long; nothing if none is."""
     command = COMMANDS.get(lines[0])
     for number, line in enumerate(lines):
         limit = MAX_LINE if number < 2 or command is None else command.longest
         if len(line) > limit:
-            raise FrameTooLongError(f"line {number + 1} of a request is over {limit} bytes")
+            return f"line {number + 1} of a request is over {limit} bytes"
+    return ""
+
+
+def _check_lengths(lines: list[bytes]) -> None:
+    problem = _over_limit(*lines)
+    if problem:
+        raise FrameTooLongError(problem)

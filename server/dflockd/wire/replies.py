@@ -120,35 +120,48 @@ MOST_LEASES = 64
 _leases: dict[bytes, int] = {}
 
 
+SHORT_READ, LONG_READ = 256, 65536
+"""Bytes to read at once of a reply, and of one that turns out to be long. Room for a long one costs as
+much as all else that is done to read a short one, and nearly all are short."""
+
+
 class ReplyReader:
     """Cuts the bytes that a server sent into reply lines."""
 
-    __slots__ = ("_buffer", "ahead")
+    __slots__ = ("_buffer", "owed", "room")
 
     def __init__(self) -> None:
         self._buffer = b""
-        self.ahead = 0
-        """Replies that come before the one that is waited for, and that nobody needs."""
+        self.owed = 0
+        """Requests that were sent and are still to be answered. The latest is waited for: replies to
+        those before it are passed over."""
+        self.room = SHORT_READ
+        """How many bytes to read next."""
 
     def receive(self, data: bytes) -> bytes | None:
         """Take in what was read and return the line it completes, or ``None`` until more comes.
 
         Raises:
-            UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
+            UnexpectedReplyError: more lines than are owed, or an endless one: nobody asked for that.
         """
         if self._buffer:
             data = self._buffer + data
         line, end, rest = data.partition(b"\n")
-        while end and self.ahead:
-            self.ahead -= 1
+        while end and self.owed > 1:
+            self.owed -= 1
             line, end, rest = rest.partition(b"\n")
         reply = line.removesuffix(b"\r")
         if rest or len(reply) > MAX_REPLY:
             raise UnexpectedReplyError("more in reply than one line")
         if end:
+            if not self.owed:
+                raise UnexpectedReplyError("a line that nobody asked for")
             self._buffer = b""
+            self.owed = 0
+            self.room = SHORT_READ
             return reply
         self._buffer = line
+        self.room = LONG_READ
         return None
 
 

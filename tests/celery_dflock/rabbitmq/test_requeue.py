@@ -87,3 +87,34 @@ def test_a_message_of_two_queues_is_requeued_to_each_alone(
     assert len({each["worker"] for each in requeued}) == 2
     # Each copy counts its attempts; a copy too many would begin anew with an old number.
     assert max(Counter((each["worker"], each["attempt"]) for each in requeued).values()) == 1
+
+
+@pytest.mark.soak
+def test_quorum_queues_with_one_key_get_the_copies_of_each_other(
+    make_bus: Callable[..., Bus], key: str
+) -> None:
+    """RabbitMQ delays a message by way of its exchange: the manual says what that asks of the keys."""
+    bus = make_bus("quorum")
+    exchange = Exchange("trades", "topic")
+    queues = {"trades.all": "trades.#", "trades.eu": "#.eu"}
+    quorum = {"x-queue-type": "quorum"}
+    with contextlib.ExitStack() as running:
+        for name, pattern in queues.items():
+            queue = Queue(name, exchange, pattern, queue_arguments=quorum)
+            queue.bind(bus.connection.default_channel).declare()
+            settings = {
+                "task_default_queue": name,
+                "task_default_exchange": exchange.name,
+                "task_default_exchange_type": "topic",
+                "task_default_routing_key": pattern,
+            }
+            running.enter_context(bus.running(name, **settings))
+        with bus.cluster.lock(key):
+            options = {"queue": None, "exchange": "trades", "routing_key": "trades.eu"}
+            sent = bus.send(jobs.limited, key, **options)
+
+            def multiplies() -> bool | None:
+                requeued = bus.cluster.events(what="requeued", id=sent.id)
+                return max(Counter(e["attempt"] for e in requeued).values(), default=0) > 2 or None
+
+            bus.cluster.wait(multiplies, "more messages than queues")

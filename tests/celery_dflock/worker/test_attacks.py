@@ -10,6 +10,7 @@ import psutil
 
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
+from tests.celery_dflock.worker import standing
 from tests.celery_dflock.worker.waiting import ids, keep_busy, present, started
 
 
@@ -130,3 +131,28 @@ def test_a_time_that_ends_at_the_turn(cluster: Cluster, key: str) -> None:
                 + len(cluster.events(what="skipped", id=each.id))
                 == 1
             )
+
+
+def test_a_worker_asks_for_its_next_turn_before_the_first_one_is_in_the_pool(
+    cluster: Cluster, key: str, gate: Path
+) -> None:
+    """Both its processes are free: were it to ask later, others would go first meanwhile."""
+    env = {jobs.TOLD_MS: str(1000 * jobs.LONG)}
+    with cluster.worker("asks-at-once", app=standing.APP, env=env) as worker:
+        cluster.wait_ready(worker)
+        keys = [f"{key}-{n}" for n in range(2)]
+        held = [cluster.lock(each) for each in keys]
+        for each in held:
+            assert each.acquire()
+        sent = []
+        for each in keys:
+            sent.append(cluster.send(jobs.parked, each, queue=worker.name))
+            cluster.wait_waiters(each, 1)
+        with standing.standing(cluster, worker, gate):
+            for lock in held:
+                lock.release()
+            for each in keys:
+                wait_told(cluster, each)
+            assert not any(started(cluster, each) for each in keys)
+        for each in sent:
+            assert each.get(timeout=PATIENCE) == each.id

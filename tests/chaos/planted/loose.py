@@ -5,7 +5,7 @@ from typing import Any
 
 from dflockd.cli import main
 from dflockd.table.grouped import Lane
-from dflockd.table.rates import Rate
+from dflockd.table.rates import KeyRate
 
 
 def a_place(_rate: Any, _now: float) -> int:
@@ -13,6 +13,6 @@ def a_place(_rate: Any, _now: float) -> int:
 
 
 if __name__ == "__main__":
-    Rate.free = a_place  # type: ignore[assignment]
+    KeyRate.free = a_place  # type: ignore[assignment]
     Lane.has_room = property(lambda _: True)  # type: ignore[assignment, method-assign]
     sys.exit(main())

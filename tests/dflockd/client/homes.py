@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dflockd.client.connection import Connection, Route
 from dflockd.client.flow import Flow, Hear, Pause, Ready, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
-from dflockd.client.release import release_later, take_back
-from dflockd.client.renewal import keep
+from dflockd.client.release import Ends, end_later
+from dflockd.client.renewal import keep, read_now, renew_now
 from dflockd.client.session import LockSession
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Task:
             self._wait_for(wait)
         finally:
             self.stage.current = before
+
+    def resume(self, came: bool) -> None:
+        """As that of a `dflockd.client.lease.Keeping`."""
+        self.step(came)
 
     def interrupt(self) -> None:
         """Do what drivers do when a signal handler raises, or a task is cancelled."""
@@ -196,54 +201,36 @@ class FakeReactor:
 
     def keep(self, lease: Lease) -> None:
         wait = min(self._stage.rng.uniform(0.1, 0.2), lease.lease * lease.renew_ratio)
-        self._stage.at(self._stage.now + wait, lambda: self._adopt(lease))
+        self._stage.at(self._stage.now + wait, lambda: self._run(partial(self._look_after, lease)))
 
     def renew(self, lease: Lease) -> None:
-        self._stage.soon(lambda: self._renew(lease), 0.05)
-
-    def _renew(self, lease: Lease) -> None:
-        if self._stage.now < self._home.stalled_until:
-            self._stage.at(self._home.stalled_until, lambda: self._renew(lease))
-        elif lease.task is None:
-            self._adopt(lease)
-        elif not lease.is_away:
-            self._poke(lease)
+        self._stage.soon(lambda: self._run(partial(renew_now, lease, self._look_after)), 0.05)
 
     def read(self, lease: Lease, seen: Signal) -> None:
-        self._stage.soon(lambda: self._read(lease, seen), 0.05)
+        self._stage.soon(lambda: self._run(partial(read_now, lease, self._look_after, seen)), 0.05)
 
-    def _read(self, lease: Lease, seen: Signal) -> None:
+    def _run(self, job: Callable[[], object]) -> None:
+        """Do something in the reactor's thread, once that runs."""
         if self._stage.now < self._home.stalled_until:
-            self._stage.at(self._home.stalled_until, lambda: self._read(lease, seen))
-            return
-        self._adopt(lease)
-        self._stage.soon(seen.fire, 0.01)
+            self._stage.at(self._home.stalled_until, lambda: self._run(job))
+        else:
+            job()
 
-    def _adopt(self, lease: Lease) -> None:
-        if self._stage.now < self._home.stalled_until:
-            self._stage.at(self._home.stalled_until, lambda: self._adopt(lease))
-        elif not lease.is_over and lease.task is None:
+    def _look_after(self, lease: Lease) -> None:
+        if not lease.is_over and lease.task is None:
             lease.task = self._home.run(keep(lease, self._home.pool))
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:
-            self._stage.soon(lambda: self._poke(lease), 1.0)
+            self._stage.soon(lease.poke, 1.0)
 
-    def release_later(self, lease: Lease) -> None:
-        flow = release_later(lease, self._home.pool)
-        self._stage.soon(lambda: self._home.run(flow), 0.01)
-
-    def take_back(self, lease: Lease) -> None:
-        flow = take_back(lease, self._home.pool)
+    def end_later(self, lease: Lease, operation: Ends) -> None:
+        flow = end_later(lease, self._home.pool, operation)
         self._stage.soon(lambda: self._home.run(flow), 0.01)
 
     def cannot_be_awaited(self) -> bool:
         current = self._stage.current
         return current is not None and current.session is None
-
-    def _poke(self, lease: Lease) -> None:
-        task: Any = lease.task
-        task.step(False)
 
 
 class Home:

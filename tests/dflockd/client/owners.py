@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from dflockd import errors
 from dflockd.client import operations
@@ -15,6 +14,7 @@ from dflockd.client.flow import Flow, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.introduction import Introduction
 from dflockd.client.operations import GRACE, Progress, Target
+from dflockd.client.plan import Plan
 from dflockd.client.routing import ShardMap
 from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE
 from dflockd.wire import Reserve, Space, UnexpectedReplyError, format_token
@@ -35,6 +35,11 @@ HELD = ("release", "release", "release", "renew", "check", "check", "detach", "q
 HELD += ("rest", "rest", "drop", "acquire")
 TELLING = ("release", "renew", "detach")
 WHERE = {"free": FREE, "lost": FREE, "queued": QUEUED, "held": HELD, "doubtful": HELD}
+
+
+def _remembering(target: Target, route: Route) -> Plan:
+    """Return a plan, of which a session uses no more than what it remembers."""
+    return Plan(cast(Any, None), target, route)
 
 
 class Owner:
@@ -105,15 +110,16 @@ class Owner:
         target = Target(
             Space.LOCK, KEY, 1, self.rng.choice(LEASES), str(address), Introduction(label)
         )
+        route = Route(address)
         WatchedSession.stage = stage
         session = WatchedSession(
             target,
-            Route(address),
+            route,
             0.5,
             shards,
             lambda: home,  # type: ignore[arg-type,return-value]
             None,
-            None if stage.service.is_cluster else {},
+            None if stage.service.is_cluster else _remembering(target, route),
         )
         stage.sessions.append(session)
         return session
@@ -187,7 +193,7 @@ class Call:
         link = session.ask(self.claim, self.timeout, progress=progress)
         reply = None
         if link is not None:
-            reply = yield from self._heard(link, session.asked.patience)
+            reply = yield from self._heard(link, session.patience)
             if type(reply) is bytes and session.is_granted(self.claim, link, reply):
                 return True
         return (yield from session.acquire(self.claim, self.timeout, link, reply, progress))
@@ -367,6 +373,3 @@ class Call:
 
     def _wrong(self, rule: str, text: str) -> None:
         self.stage.wrong(rule, f"{self.what} ({self.timeout}): {text}")
-
-
-Chooser = Callable[[Random], Stage]

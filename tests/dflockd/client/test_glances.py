@@ -12,8 +12,8 @@ from dflockd.client.operations import GRACE
 from dflockd.client.routing import (
     ASKED_AT_LEAST,
     LOOK_AGAIN,
-    LOOK_EVERY,
     PING_PATIENCE,
+    SIGN_EVERY,
     ShardMap,
 )
 from tests.dflockd.client.routing_support import (
@@ -59,7 +59,7 @@ ALIVE = None
 
 
 def test_one_that_is_alive_is_waited_for() -> None:
-    assert glances(known(), ALIVE) == [SignOfLife(A, PING_PATIENCE), LOOK_EVERY]
+    assert glances(known(), ALIVE) == [SignOfLife(A, PING_PATIENCE), SIGN_EVERY]
 
 
 def test_one_that_nobody_has_replaced_yet_is_waited_for() -> None:
@@ -83,12 +83,12 @@ def test_who_waits_for_nothing_but_an_answer_asks_for_no_sign_of_life() -> None:
 
 def test_what_others_of_the_process_have_seen_counts() -> None:
     shards = known()
-    assert glances(shards, ALIVE) == [SignOfLife(A, PING_PATIENCE), LOOK_EVERY]
-    assert glances(shards) == [LOOK_EVERY]
+    assert glances(shards, ALIVE) == [SignOfLife(A, PING_PATIENCE), SIGN_EVERY]
+    assert glances(shards) == [SIGN_EVERY]
     shards.signs[A] = NOW - 0.1, None
     assert glances(shards) == [LOOK_AGAIN], "somebody is looking"
     shards.signs[A] = NOW - 100, None
-    assert glances(shards, ALIVE) == [SignOfLife(A, PING_PATIENCE), LOOK_EVERY]
+    assert glances(shards, ALIVE) == [SignOfLife(A, PING_PATIENCE), SIGN_EVERY]
 
 
 def test_the_others_say_nothing_either() -> None:

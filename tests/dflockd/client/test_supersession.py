@@ -18,8 +18,6 @@ from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
-LockOf = Callable[..., DistributedLock]
-
 
 def lock_of(server: ServerProcess, key: str, age: int = 0, timeout: float = 0) -> DistributedLock:
     owner = (f"run-{age}", 0, age) if age else None

@@ -229,7 +229,6 @@ class FakeLink(Connection):
         self.idle_since = 0.0
         self.rested = False
         self.guard = None
-        self.owed = False
         self.asked_at = 0.0
         self.left = math.inf
         self.poll = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dflockd.cluster.transactions import Kind
 from tests.dflockd.cluster.broken_clients import (
+    ForgetsWhatIsOwed,
     GivesUpWhatMayAnswer,
     long_patience,
     silence_for_an_answer,
@@ -115,5 +116,6 @@ BROKEN: dict[str, Rules] = {
     "cut off though nobody has answered": Rules(acquires=without_an_attempt),
     "nobody looks at a silent server": Rules(looks=False),
     "connections given up that owe an answer": Rules(rescue=GivesUpWhatMayAnswer),
+    "answers that are owed forgotten": Rules(link=ForgetsWhatIsOwed),
     "ten seconds for any answer": Rules(acquires=long_patience, gives_up=False),
 }

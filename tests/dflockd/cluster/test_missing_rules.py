@@ -75,6 +75,7 @@ FOUND_IN_HANGS = {
     "cut off though nobody has answered": (0,),
     "ten seconds for any answer": (0,),
     "connections given up that owe an answer": (15, 46, 47),
+    "answers that are owed forgotten": (8, 30),
 }
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dflockd.http import gate
-from dflockd.http.head import Request
+from dflockd.http.head import HttpRequest
 from tests.dflockd.http.http_here import GET, fill, site_here, until
 from tests.dflockd.http.http_site import SECRET, Site
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -268,7 +268,7 @@ async def test_one_request_is_let_in_in_a_turn(monkeypatch: pytest.MonkeyPatch) 
 
         pass_on = gate.Gate.pass_on
 
-        def noted(self: gate.Gate, request: Request) -> None:
+        def noted(self: gate.Gate, request: HttpRequest) -> None:
             let_in.append(turn)
             pass_on(self, request)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflockd.http.answers import Answer, encoded
+from dflockd.http.answers import Response, encoded
 from dflockd.http.head import (
     MAX_FIELDS,
     MAX_HEAD,
@@ -39,7 +39,7 @@ def heads(*pieces: bytes) -> tuple[list[Told], int]:
         reader.receive(piece)
         try:
             while (request := reader.next_request()) is not None:
-                _, is_last = encoded(Answer(b"ok"), request)
+                _, is_last = encoded(Response(b"ok"), request)
                 told = request.method, request.path, request.query, request.headers, is_last
                 found.append(told)
         except RefusedHeadError as exc:

@@ -130,9 +130,9 @@ async def test_budgets_are_free_again(pairs: list[Pair]) -> None:
 
 
 async def test_who_was_dropped_cannot_come_in(pairs: list[Pair]) -> None:
-    admission = admission_of()
+    admission = admission_of(limit=1, pending=0)
     guest = must_arrive(admission, pairs)[0]
-    admission.drop_pending()
+    assert not admission.is_ready(), "there is no room until it is closed"
     assert guest.ended
     assert not guest.admit()
     guest.leave()

@@ -18,7 +18,7 @@ from dflockd.storage.reading import Journaled, Restored, Trust, read
 from dflockd.storage.records import encode_hold
 from dflockd.table import Change, Entry, Hold, HoldRecord, NewestRecord, TokenIssuer
 from dflockd.table.newest import NewestKeys
-from dflockd.table.rates import Rate, RateBlock
+from dflockd.table.rates import KeyRate, RateBlock
 from dflockd.table.state import Partition
 from dflockd.wire import Space
 
@@ -131,7 +131,7 @@ def test_the_newest_of_keys_and_what_has_begun_are_kept_until_they_end(
     tmp_path: Path, small_segments: int
 ) -> None:
     dice, group, keys = random.Random(1), Partition(TokenIssuer(b"secret", 0)), NewestKeys(5)
-    rate = Rate(group.rates, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
+    rate = KeyRate(group.rates, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
     blocks: list[RateBlock] = []
     log = journal_in(tmp_path)
     log.start([], 0)

@@ -25,8 +25,7 @@ from dflockd.table import (
 from dflockd.table import (
     Hold as TableHold,
 )
-from dflockd.table.pauses import Pause as TablePause
-from dflockd.table.pauses import PauseRecord
+from dflockd.table.pauses import KeyPause, PauseRecord
 from dflockd.table.rates import RateBlock, RateRecord
 from dflockd.table.states import EXPECTED
 from dflockd.wire import (
@@ -110,7 +109,7 @@ class Compared(RuleBasedStateMachine):
                 self.kept_rates.pop(hold.number, None)
                 if not hold.ended:
                     self.kept_rates[hold.number] = hold.kept()
-            elif isinstance(hold, TablePause):
+            elif isinstance(hold, KeyPause):
                 if hold.ended:
                     self.kept_pauses.pop(hold.key, None)
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
-from dflockd.table.line import Line, Process
+from dflockd.table.line import ClientProcess, Line
 from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Partition, Waiter
 from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
@@ -32,9 +32,9 @@ def waiter_of(instance: bytes) -> Waiter:
 def test_a_line_is_in_the_order_of_numbers_whoever_has_come_back() -> None:
     """And the next is the first of those whose process asks, or who need none."""
     line, entry = Line(), Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
-    one, two = Process(b"one"), Process(b"two")
+    one, two = ClientProcess(b"one"), ClientProcess(b"two")
 
-    def waiter(number: int, process: Process | None) -> Waiter:
+    def waiter(number: int, process: ClientProcess | None) -> Waiter:
         made = Waiter(entry, Peer(1), number, 10, 0.0, two_phase=True)
         made.process = process
         return made

@@ -90,8 +90,12 @@ def test_a_map_that_is_none_says_why(text: bytes, reason: str) -> None:
 
 
 def test_a_reply_that_nobody_asked_for_says_why() -> None:
+    reader = ReplyReader()
+    with pytest.raises(UnexpectedReplyError, match=r"^a line that nobody asked for$"):
+        reader.receive(b"ok\n")
+    reader.owed = 1
     with pytest.raises(UnexpectedReplyError, match=r"^more in reply than one line$"):
-        ReplyReader().receive(b"ok\nok\n")
+        reader.receive(b"ok\nok\n")
     with pytest.raises(UnexpectedReplyError, match=r"^unexpected reply b'okay'$"):
         parse_done(b"okay")
     with pytest.raises(UnexpectedReplyError, match=r"^unexpected number of milliseconds b'soon'$"):

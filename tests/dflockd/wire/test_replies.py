@@ -253,6 +253,7 @@ def feed(*pieces: bytes) -> list[bytes] | None:
     """Return the lines that a reader makes of the pieces, ``None`` if it refuses them."""
     reader = ReplyReader()
     lines = []
+    reader.owed = 1
     for piece in pieces:
         try:
             line = reader.receive(piece)
@@ -273,14 +274,24 @@ def test_a_line_may_be_cut_anywhere(reply: Reply, line: bytes) -> None:
             assert feed(data[:cut], data[cut:]) == [line[:-1]]
 
 
-def test_replies_ahead_are_dropped_wherever_they_are_cut() -> None:
+def test_replies_to_earlier_requests_are_passed_over_wherever_they_are_cut() -> None:
     data = b"ok\r\nerror\nok 33\n"
     for cut in range(len(data) + 1):
         reader = ReplyReader()
-        reader.ahead = 2
+        reader.owed = 3
         lines = [line for piece in (data[:cut], data[cut:]) if (line := reader.receive(piece))]
         assert lines == [b"ok 33"]
-        assert reader.ahead == 0
+        assert reader.owed == 0
+
+
+def test_there_is_room_for_a_long_reply_once_one_has_begun() -> None:
+    reader = ReplyReader()
+    reader.owed = 1
+    first = reader.room
+    assert reader.receive(b"x" * first) is None
+    assert reader.room >= 100 * first
+    assert reader.receive(b"y\n") == b"x" * first + b"y"
+    assert reader.room == first
 
 
 @pytest.mark.parametrize("data", [b"ok\nok\n", b"ok\nerr", b"\n\n"])

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
 from dflockd.address import Address
 from dflockd.client import clock, reactor, renewal
 from dflockd.client.connection import Route
-from dflockd.client.flow import Ready
+from dflockd.client.flow import Ready, Signal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
@@ -110,16 +110,19 @@ class Line:
         self.route = Route(Address("host", 1))
         self.closed = self.pooled = False
         self.features = FEATURES
-        self.owed = True
+        self.is_asked = True
         self.lines = list(lines)
         self.sent: list[bytes] = []
 
     def send_now(self, request: bytes) -> None:
         self.sent.append(request)
-        self.owed = True
+        self.is_asked = True
 
-    def receive_now(self) -> bytes | None:
-        self.owed = not self.lines
+    def owes(self) -> bool:
+        return self.is_asked
+
+    def receive(self) -> bytes | None:
+        self.is_asked = not self.lines
         return self.lines.pop(0) if self.lines else None
 
     def interrupt(self) -> None:
@@ -144,7 +147,7 @@ def make_lease(
 def test_an_answer_that_is_read_after_the_lease(clients_time: Time) -> None:
     """A thread that was stopped may find an answer before it finds that the lease is over."""
     link = Line()
-    link.owed = False
+    link.is_asked = False
     lost = []
     lease = make_lease(link, 1, lambda: lost.append(True))
     keeping = renewal.keep(lease, Pool())
@@ -161,6 +164,30 @@ def test_an_answer_that_is_read_after_the_lease(clients_time: Time) -> None:
     assert lost == [True]
     assert (lease.held, lease.state, lease.is_over) == (False, "lost", True)
     assert link.closed, "and the server hears of it"
+
+
+def test_who_looks_for_another_connection_is_not_disturbed() -> None:
+    """A renewal that is asked for meanwhile, or the beginning of a run: it is sent there anyway."""
+    lease = make_lease(Line(), 60)
+    lease.task = task = Mock()
+    begin, seen = Mock(), Signal()
+    lease.is_away = True
+    renewal.renew_now(lease, begin)
+    looking = Looking()
+    looking.report(lease)
+    looking.take_in()
+    renewal.read_now(lease, begin, seen)
+    assert task.mock_calls == []
+    assert seen.fired
+    lease.is_away = False
+    renewal.renew_now(lease, begin)
+    renewal.read_now(lease, begin, Signal())
+    assert task.mock_calls == [call.resume(False), call.resume(True)]
+    lease.is_away = True
+    assert lease.end(object())
+    lease.poke()
+    assert len(task.mock_calls) == 3, "there is nothing to look for"
+    begin.assert_not_called()
 
 
 class Looking(Reactor):

@@ -58,6 +58,11 @@ class Task:
             self.until = wait.until
         return True
 
+    def resume(self, _came: bool) -> None:
+        """As that of a `dflockd.client.lease.Keeping`: it sees itself what has come."""
+        self.is_poked = True
+        self.step(self._client.now)
+
     @staticmethod
     def _is_there(wait: Any) -> bool:
         if isinstance(wait, Hear):

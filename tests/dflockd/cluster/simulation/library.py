@@ -11,8 +11,9 @@ import math
 import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dflockd import errors
@@ -44,6 +45,8 @@ from tests.dflockd.cluster.simulation.flows import Socket, Task
 
 LATE = GRACE + 3.0
 """Seconds beyond a client's time that its wait may take: several servers may hang."""
+
+has_come = connection.Connection.has_come
 
 ADOPTED = 0.15
 """Seconds after which the reactor looks after a lock."""
@@ -77,9 +80,15 @@ def in_the_simulation(world: World) -> Iterator[None]:
             *([] if rules.looks else [(Pursuit, "glance", look_away)]),
             *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
             (renewal, "_Rescue", rules.rescue),
+            (connection, "Connection", rules.link),
+            (connection.Connection, "has_come", in_this_thread(_has_come, has_come)),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
+
+
+def _has_come(link: connection.Connection) -> bool:
+    return link.closed or link._sock.is_ready(writes=False)  # type: ignore[attr-defined]
 
 
 def _found(host: str, port: int) -> Any:
@@ -188,39 +197,37 @@ class LibraryClient(Client):
         return self
 
     def keep(self, lease: Lease) -> None:
-        if lease.task is None:
-            lease.task = self.run(self._adopt(lease))
-        else:
-            cast(Task, lease.task).is_poked = True
+        self._call(partial(self._look_after, lease), ADOPTED)
 
     def renew(self, lease: Lease) -> None:
-        if not lease.is_away:  # else it is about to be renewed on another connection
-            self.keep(lease)
+        self._call(partial(renewal.renew_now, lease, self._look_after))
 
     def read(self, lease: Lease, seen: Signal) -> None:
-        if lease.task is None:
-            lease.task = self.run(renewal.keep(lease, self.pool))
-        self.run(self._fire(seen))
-
-    @staticmethod
-    def _fire(seen: Signal) -> _Step:
-        yield Pause(0)  # what has come is read by then
-        seen.fire()
+        self._call(partial(renewal.read_now, lease, self._look_after, seen))
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:
-            cast(Task, lease.task).is_poked = True
+            self._call(lease.poke)
 
-    def release_later(self, lease: Lease) -> None:
-        self.run(release.release_later(lease, self.pool))
+    def _call(self, function: Callable[[], object], seconds: float = 0) -> None:
+        """Have the reactor do something: not at this moment, for its thread is another one."""
+
+        def job() -> _Step:
+            yield Pause(seconds)
+            function()
+
+        self.run(job())
+
+    def _look_after(self, lease: Lease) -> None:
+        if not lease.is_over and lease.task is None:
+            task = lease.task = self.run(renewal.keep(lease, self.pool))
+            task.step(self.now)
+
+    def end_later(self, lease: Lease, operation: release.Ends) -> None:
+        self.run(release.end_later(lease, self.pool, operation))
 
     def cannot_be_awaited(self) -> bool:
         return False
-
-    def _adopt(self, lease: Lease) -> _Step:
-        yield Pause(ADOPTED)
-        if not lease.is_over:
-            yield from renewal.keep(lease, self.pool)
 
     # What it does.
 

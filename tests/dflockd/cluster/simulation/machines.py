@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflockd.client import renewal
+from dflockd.client import connection, renewal
 from dflockd.client.operations import Grant, Operation, Target, acquire
 from dflockd.cluster.node import Node
 from dflockd.shards.continuity import Continuity
@@ -101,6 +101,8 @@ class Rules:
     """Whether they have no more time for all answers together than for one."""
     rescue: type[Any] = renewal._Rescue
     """What they do for a lock whose server says nothing."""
+    link: type[Any] = connection.Connection
+    """What they ask on."""
 
 
 class Clock:
