@@ -408,6 +408,8 @@ class Requests:
                 self.slots.promote(entry, now, effects)
             if not queue.has_room(of_group):
                 return False
+        if queue.pause is not None:
+            return False
         if rate is not None and (queue.rated_ahead or rate.free(now) <= queue.places):
             return False  # none for anybody, or it is that of somebody else
         ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead

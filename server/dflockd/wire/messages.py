@@ -26,11 +26,12 @@ MAX_TICKET: Final = 64
 MAX_OWNER: Final = 64
 """Longest name of an owner, an instance, a version or a ref, in bytes."""
 
-FEATURES: Final = frozenset({b"slots", b"rates", b"groups", b"ages", b"turns"})
+FEATURES: Final = frozenset({b"slots", b"rates", b"groups", b"ages", b"turns", b"pauses"})
 """What a server can know beyond the published protocol: each stands for some fields of requests.
 
 ``slots``: requests with named fields at all, with any limit, owners, labels, tickets and
-reservations. ``rates``, ``groups``, ``ages`` and ``turns``: the fields of that name.
+reservations. ``rates``, ``groups``, ``ages`` and ``turns``: the fields of that name. ``pauses``:
+`Pause` and `Resume`.
 """
 
 MAX_ATTEMPT: Final = (1 << 31) - 1
@@ -298,6 +299,27 @@ class Evict(NamedTuple):
     fence: int
 
 
+class Pause(NamedTuple):
+    """``pause``: grant nothing of a lock, and announce no turn, until a `Resume`; for operators.
+
+    Its holder goes on, and waiters keep their positions. The latest replaces those before.
+    """
+
+    key: bytes
+    span: int | None = None
+    """Milliseconds after which it ends by itself."""
+    by: bytes = b""
+    """Who has paused it, for people..."""
+    reason: bytes = b""
+    """... and why."""
+
+
+class Resume(NamedTuple):
+    """``resume``: end the pause of a lock; those who wait are served at once."""
+
+    key: bytes
+
+
 class Shards(NamedTuple):
     """``shards``: which server of a cluster has which shard, as JSON.
 
@@ -377,6 +399,8 @@ Request: TypeAlias = (
     | Inspect
     | Find
     | Evict
+    | Pause
+    | Resume
     | Shards
     | Identify
     | Next

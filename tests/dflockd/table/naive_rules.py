@@ -11,6 +11,7 @@ from tests.dflockd.table.naive_state import (
     Key,
     NaiveState,
     Name,
+    Pause,
     PlacesOfRate,
     Waiter,
     name_of,
@@ -35,7 +36,7 @@ class NaiveRules(NaiveState):
         self._clock += 1
         return self._clock
 
-    def _set(self, what: Hold | Waiter, span: float) -> None:
+    def _set(self, what: Hold | Waiter | Pause, span: float) -> None:
         what.deadline, what.span, what.since = self.now + span, span, self._tick()
 
     def _block(self, waiter: Waiter, timeout: int) -> None:
@@ -175,6 +176,7 @@ class NaiveRules(NaiveState):
     ) -> Hold:
         key = self.keys[name]
         assert len(key.holds) < key.limit
+        assert not key.pause
         self.seen["granted beside a slot"] += any(p.has_slot for p in key.queue)
         now = self._tick()
         number, deadline = self.grants + 1, self.now + lease
@@ -198,7 +200,7 @@ class NaiveRules(NaiveState):
         if waiter in peer.enqueued:
             peer.enqueued.remove(waiter)
         key = self.keys[waiter.name]
-        if not key.holds and not key.queue:
+        if not key.is_used:
             del self.keys[waiter.name]
 
     def _end(self, hold: Hold, *, has_begun: bool = True) -> None:
@@ -222,6 +224,9 @@ class NaiveRules(NaiveState):
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""
         key = self.keys[name]
+        if key.pause:
+            self.seen["waits for the end of a pause"] += any(each.wants for each in key.queue)
+            return
         if key.is_grouped:
             self._serve_groups(name, key)
             return
@@ -246,7 +251,7 @@ class NaiveRules(NaiveState):
                 key.queue.remove(waiter)
                 self.seen["passed"] += 1
         self._starve(name, key)
-        if not key.holds and not key.queue:
+        if not key.is_used:
             del self.keys[name]
 
     def _starve(self, name: Name, key: Key) -> None:
@@ -275,7 +280,9 @@ class NaiveRules(NaiveState):
         """Serve who is back, and had a slot for nobody else."""
         key = self.keys[waiter.name]
         most = min(key.limit, self._most)
-        has_slot = has_slot and self._may_begin(waiter) and self.can_start(waiter)
+        if has_slot and key.pause:
+            self.seen["back to a paused key"] += 1
+        has_slot = has_slot and self._may_begin(waiter) and self.can_start(waiter) and not key.pause
         if has_slot and most - len(key.holds) > self._aside(key):
             self.seen["back before who waits"] += waiter is not key.queue[0]
             if waiter.turn is not None:
@@ -329,7 +336,7 @@ class NaiveRules(NaiveState):
                 key.queue.remove(waiter)
                 self._give(waiter)
         self._starve(name, key)
-        if not key.holds and not key.queue:
+        if not key.is_used:
             del self.keys[name]
 
     def _next_of_groups(self, turns: dict[bytes, int], key: Key) -> tuple[bytes, Waiter] | None:
@@ -391,6 +398,8 @@ class NaiveRules(NaiveState):
             self.seen["served by a new limit"] += key.taken(group.name) > before
         if key is None:
             return not is_rated or self.rates[name].free(self.now) > 0
+        if key.pause:
+            return False
         plain, rated = self.ahead(key)
         if is_rated and (rated or self._places(name) <= 0):
             return False  # a place may be free, and is about to be theirs
