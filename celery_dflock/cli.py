@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,12 +16,12 @@ import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know 
 from celery_dflock import finding
 from celery_dflock.config import Settings, settings, with_remedy
 from dflockd import admin
-from dflockd.admin import printable
+from dflockd.admin import describe_pause, printable
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock
 
-SELDOM = ("group", "superseded_by", "rate")
+SELDOM = ("group", "superseded_by", "rate", "paused")
 """What a server says of few locks, and an older one of none."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -174,11 +175,18 @@ def locks(ctx: click.Context, as_json: bool, watch: float | None, notes: bool) -
     _show(
         rows,
         as_json,
-        lambda row: (
-            f"{printable(row['key'])}  {_name(row)}{_more(row)}  held {row['held_s']:.0f} s, "
-            f"lease ends in {row['lease_expires_in_s']:.0f} s, {row['waiters']} waiting"
-        ),
+        _held_line,
         "no key is held",
+    )
+
+
+def _held_line(row: dict[str, Any]) -> str:
+    key, waiting = printable(row["key"]), f"{row['waiters']} waiting"
+    if "held_s" not in row:
+        return f"{key}  not held{_more(row)}, {waiting}"
+    return (
+        f"{key}  {_name(row)}{_more(row)}  held {row['held_s']:.0f} s, "
+        f"lease ends in {row['lease_expires_in_s']:.0f} s, {waiting}"
     )
 
 
@@ -196,7 +204,7 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
     stats = admin.stats(server, **app_settings.credentials())
     for kind in ("locks", "semaphores"):
         for entry in stats[kind]:
-            if kind == "locks" and entry.get("limit", 1) == 1:
+            if kind == "locks" and entry.get("limit", 1) == 1 and not entry.get("paused"):
                 fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
                 row = {"server": server, **{field: entry[field] for field in fields}}
                 yield {**row, **_seldom(entry)}
@@ -205,6 +213,9 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
             for holder in report["holders"]:
                 row = {"server": server, "key": report["key"], **holder, **_seldom(report)}
                 yield {**row, "waiters": entry["waiters"]}
+            if report.get("paused") and not report["holders"]:
+                row = {"server": server, "key": report["key"], "waiters": entry["waiters"]}
+                yield {**row, **_seldom(report)}
     if stats.get("omitted"):
         click.echo(f"{server} holds {stats['omitted']} more keys that are not listed", err=True)
 
@@ -310,6 +321,61 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
     sys.exit(not ended)
 
 
+_time = re.compile(r"([0-9]{1,7})([smhd])").fullmatch
+
+
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """Return how many seconds a time such as ``10m`` has."""
+    if value is None:
+        return None
+    found = _time(value)
+    if found is None or not int(found[1]):
+        raise click.BadParameter(f"{value!r}: give a time such as 90s, 10m, 1h or 2d")
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+@dflock.command(cls=_Command)
+@click.argument("key")
+@click.option(
+    "--for",
+    "seconds",
+    callback=_seconds,
+    metavar="TIME",
+    help="End the pause after 90s, 10m, 1h or 2d.",
+)
+@click.option("--reason", default="", help="Shown to everybody who waits or looks.")
+@as_json
+@click.pass_context
+def pause(ctx: click.Context, key: str, seconds: int | None, reason: str, as_json: bool) -> None:
+    """Grant KEY to nobody until you resume it. Its holder goes on, and waiters keep their positions.
+
+    KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
+    A second pause replaces the first.
+    """
+    lock = _lock(_settings(ctx), key)
+    lock.pause(seconds, reason)
+    paused = lock.inspect()["paused"]
+    row = {"key": key, "paused": paused}
+    words = describe_pause(paused) if paused else "not paused any more"
+    _show([row], as_json, lambda row: f"{printable(key)}: {words}")
+
+
+@dflock.command(cls=_Command)
+@click.argument("key")
+@as_json
+@click.pass_context
+def resume(ctx: click.Context, key: str, as_json: bool) -> None:
+    """End the pause of KEY: those who wait get the lock in their order, the first of them at once.
+
+    KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
+    The exit status is 1 if it was not paused.
+    """
+    resumed = [{"key": key}] if _lock(_settings(ctx), key).resume() else []
+    name = printable(key)
+    _show(resumed, as_json, lambda _row: f"{name}: resumed", f"{name}: not paused")
+    sys.exit(not resumed)
+
+
 @dflock.command(cls=CeleryCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def serve(arguments: tuple[str, ...]) -> None:
@@ -341,7 +407,8 @@ def _more(row: dict[str, Any]) -> str:
     group, newer = row.get("group"), row.get("superseded_by")
     more = f", group {printable(group)}" if group else ""
     more += f", superseded by {printable(newer)}" if newer else ""
-    return more + (f", {describe_rate(row['rate'])}" if row.get("rate") else "")
+    more += f", {describe_rate(row['rate'])}" if row.get("rate") else ""
+    return more + (f", {describe_pause(row['paused'])}" if row.get("paused") else "")
 
 
 def _seldom(entry: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from celery_dflock.options import MAX_LIMIT
-from dflockd.admin import duration, printable
+from dflockd.admin import describe_pause, duration, printable
 from dflockd.rates import keeps_waiting
 
 Found = Mapping[str, Any]
@@ -59,6 +59,8 @@ def in_words(row: Found) -> str:
         return _waits(row)
     key, holder, waiting = printable(row["key"]), row["holder"], row["waiters"]
     queue = f"{waiting} {'waits' if waiting == 1 else 'wait'} for it" if waiting else "nobody waits"
+    if row.get("paused"):
+        queue += f"; {describe_pause(row['paused'])}"
     if holder is None:
         return f"{key} is not held; {queue}"
     slots = f", {row['holders']} of {row['limit']} slots taken" if row["limit"] != 1 else ""
@@ -92,7 +94,9 @@ def _waits(row: Found) -> str:
     elif row["holders"] >= row["limit"] or not keeps_waiting(rate):
         others = f" and {row['holders'] - 1} more" if row["holders"] > 1 else ""
         said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
-    if rate and keeps_waiting(rate):
+    if row.get("paused"):
+        said.append(describe_pause(row["paused"]))
+    elif rate and keeps_waiting(rate):
         said += _rate_forecast(row, rate["next_s"], row["rate_wait_s"])
     else:
         said.append(_forecast(row["pace_s"], position))

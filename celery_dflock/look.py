@@ -1,4 +1,4 @@
-"""What a lock server says of a lock that is not free: who holds it, and what its rate is."""
+"""What a lock server says of a lock that is not free: who holds it, its rate, whether it is paused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from celery.app.task import Context
 
 from celery_dflock.signals import lock_waiting
 from dflockd import errors
+from dflockd.admin import describe_pause
 from dflockd.rates import describe_rate, keeps_waiting
 from dflockd.sync_client import DistributedLock
 
@@ -21,11 +22,13 @@ class Look(NamedTuple):
         holders: who holds it.
         limit: how many may; ``None`` without a bound.
         rate: how many of its runs may begin, and when the next may; ``None`` at any time.
+        paused: who has paused it, why, and for how long; ``None`` if nobody has.
     """
 
     holders: Sequence[Mapping[str, Any]] = ()
     limit: int | None = None
     rate: Mapping[str, Any] | None = None
+    paused: Mapping[str, Any] | None = None
 
     @classmethod
     def at(cls, lock: DistributedLock) -> Look:
@@ -38,7 +41,7 @@ class Look(NamedTuple):
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Look:
         """Return what a report of `inspect` says."""
-        return cls(report["holders"], report.get("limit"), report.get("rate"))
+        return cls(report["holders"], report.get("limit"), report.get("rate"), report.get("paused"))
 
     @property
     def holder(self) -> str | None:
@@ -46,7 +49,7 @@ class Look(NamedTuple):
 
         Of several it names the one who has held the key for longest.
         """
-        if not self.holders or self._waits_for_rate_alone:
+        if not self.holders or self._waits_for_no_holder:
             return None
         others = len(self.holders) - 1
         and_others = f" and {others} other{'s' if others > 1 else ''}" if others else ""
@@ -55,9 +58,9 @@ class Look(NamedTuple):
     def reason(self, group: str | None) -> str:
         """Return why somebody of that group waits, in a few words; empty if that is not known."""
         held = [f"held by {self.holder}"] if self.holder else []
-        pace = [describe_rate(self.rate)] if self._is_paced else []
         number = sum(each.get("group") == group for each in self.holders)
-        return ", ".join([*held, *pace, *([f"its group {group} has {number}"] if group else [])])
+        of_group = [f"its group {group} has {number}"] if group else []
+        return ", ".join([*self._pause, *held, *self._pace, *of_group])
 
     def refusal(self, waited: str = "") -> str:
         """Return why somebody did not have it in the end, without the `holder`.
@@ -65,17 +68,22 @@ class Look(NamedTuple):
         Args:
             waited: such as "waited 5 s (lock_timeout)"; empty after a single try.
         """
-        pace = [describe_rate(self.rate)] if self._is_paced else []
-        held = [] if self._waits_for_rate_alone else ["still held" if waited else "it is held"]
-        return ", ".join([*([waited] if waited else []), *pace, *held])
+        held = [] if self._waits_for_no_holder else ["still held" if waited else "it is held"]
+        return ", ".join([*([waited] if waited else []), *self._pause, *self._pace, *held])
 
     @property
-    def _is_paced(self) -> bool:
-        return keeps_waiting(self.rate)
+    def _pause(self) -> list[str]:
+        return [describe_pause(self.paused)] if self.paused else []
 
     @property
-    def _waits_for_rate_alone(self) -> bool:
-        return self._is_paced and (self.limit is None or len(self.holders) < self.limit)
+    def _pace(self) -> list[str]:
+        return [describe_rate(self.rate)] if keeps_waiting(self.rate) else []
+
+    @property
+    def _waits_for_no_holder(self) -> bool:
+        """Whether there is a slot, and something else in the way."""
+        is_full = self.limit is not None and len(self.holders) >= self.limit
+        return not is_full and bool(self.paused or keeps_waiting(self.rate))
 
 
 def describe(holder: Mapping[str, Any]) -> str:

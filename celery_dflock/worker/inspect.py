@@ -24,6 +24,7 @@ from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
 from celery_dflock.worker.errands import at_once
+from dflockd.admin import describe_pause
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock
@@ -106,12 +107,14 @@ def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
             return
         pace = describe_rate(report.get("rate"))
         rate = {"rate": pace.removeprefix("rate: ")} if pace else {}
+        paused = report.get("paused")
+        pause = {"paused": describe_pause(paused)} if paused else {}
         for state, entries in (("holds", report["holders"]), ("waits", report["waiters"])):
             for place, entry in enumerate(entries, 1):
                 for question in about_key:
                     if question.is_about(entry):
                         row = {"key": key, "task": question.task, "id": question.id, "state": state}
-                        rows.append({**row, **_details(state, place, entry), **rate})
+                        rows.append({**row, **_details(state, place, entry), **rate, **pause})
 
 
 def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from dflockd.address import Seeds, ServerLike, parse_server, parse_servers
@@ -26,14 +26,17 @@ from dflockd.wire import notes as wire_notes
 
 __all__ = [
     "Inquiry",
+    "describe_pause",
     "duration",
     "evict",
     "find",
     "inspect",
     "is_note",
     "members",
+    "pause",
     "ping",
     "printable",
+    "resume",
     "stats",
 ]
 
@@ -173,6 +176,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
 
 
+def describe_pause(paused: Mapping[str, Any]) -> str:
+    """Return what a server says of the pause of a key in a few words."""
+    by = f" by {printable(paused['by'])}" if paused["by"] else ""
+    left = "" if paused["left_s"] is None else f", {duration(paused['left_s'])} left"
+    reason = f": {printable(paused['reason'])}" if paused["reason"] else ""
+    return f"paused{by} for {duration(paused['paused_s'])}{left}{reason}"
+
+
 def ping(
     server: ServerLike, auth_token: str | None = None, ssl_context: ssl.SSLContext | None = None
 ) -> float:
@@ -224,7 +235,8 @@ def find(
         ``matched``, how many there are, and ``found``: of up to 200, the longest wait first,
         ``key``, ``space``, ``limit``, ``holders`` and ``waiters`` (numbers), ``holder`` and
         ``waiter`` (who; or ``None``), ``position`` of the waiter from 1, ``pace_s`` (seconds from a
-        grant of the key to the next, of late; or ``None``).
+        grant of the key to the next, of late; or ``None``), ``paused`` (``by``, ``reason``,
+        ``paused_s``, ``left_s``; or ``None``).
 
     Raises:
         InvalidArgumentError: the text cannot be sent: too long, or not printable.
@@ -254,6 +266,37 @@ def evict(
     arguments.check_fence(fence, key)
     operation = operations.evict(target, fence, _space(semaphore))
     return _ask(operation, server, auth_token, ssl_context)
+
+
+def pause(
+    server: ServerLike,
+    key: str,
+    for_s: float | None = None,
+    reason: str = "",
+    by: str | None = None,
+    auth_token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> None:
+    """Have nothing of a lock granted for a while; see `DistributedLock.pause`.
+
+    The other arguments and the errors are those of `stats`.
+    """
+    target = _target(server, key)
+    asked = arguments.checked_pause(key, for_s, reason, by)
+    _ask(operations.pause(target, asked), server, auth_token, ssl_context)
+
+
+def resume(
+    server: ServerLike,
+    key: str,
+    auth_token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> bool:
+    """End the pause of a lock, and serve who waits; ``False`` if it is not paused.
+
+    The other arguments and the errors are those of `stats`.
+    """
+    return _ask(operations.resume(_target(server, key)), server, auth_token, ssl_context)
 
 
 def _target(server: ServerLike, key: str) -> Target:

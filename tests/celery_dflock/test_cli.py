@@ -289,6 +289,51 @@ def test_release_asks_and_lets_the_next_in(run: Run, server: LockServer) -> None
     server.wait_log("evicts the holder of 'stuck'")
 
 
+def test_pause_and_resume(run: Run, server: LockServer) -> None:
+    holder = DistributedLock("vendor:7", servers=[server.address], label="the holder")
+    assert holder.acquire()
+    done = run("pause", "vendor:7", "--for", "2h", "--reason", "the vendor is down")
+    assert done.exit_code == 0, done.stderr
+    said = r"paused by \S+@\S+ for 0 s, 2 h left: the vendor is down"
+    assert re.fullmatch(f"vendor:7: {said}\n", done.stdout)
+    with Waiter(DistributedLock("vendor:7", None, servers=[server.address], label="waiter")) as w:
+        eventually(lambda: "waiter" in run("waiters").stdout)
+        assert re.match(f"vendor:7  the holder, {said}  held ", run("locks").stdout)
+        assert holder.renew()
+        holder.release()
+        assert re.fullmatch(f"vendor:7  not held, {said}, 1 waiting\n", run("locks").stdout)
+        assert re.match(rf"vendor:7  1\. waiter, {said}  for ", run("waiters", "vendor:7").stdout)
+        found = run("find", "vendor").stdout
+        assert re.match(f"vendor:7 is not held; 1 waits for it; {said}\n", found)
+        assert re.search(f"nobody holds it yet; {said}$", run("find", "waiter").stdout.strip())
+        [row] = json.loads(run("locks", "--json").stdout)
+        assert row["paused"]["reason"] == "the vendor is down"
+        assert not w.granted
+        resumed = run("resume", "vendor:7")
+        assert (resumed.exit_code, resumed.stdout) == (0, "vendor:7: resumed\n")
+        w.wait_granted()
+    server.wait_log("pauses 'vendor:7' for 7200 s, by ")
+    server.wait_log("resumes 'vendor:7'")
+
+
+def test_a_pause_without_end_of_a_key_that_nobody_holds(run: Run) -> None:
+    assert run("pause", "idle:7", "--json").exit_code == 0
+    again = json.loads(run("pause", "idle:7", "--reason", "b", "--json").stdout)
+    assert [(row["paused"]["reason"], row["paused"]["left_s"]) for row in again] == [("b", None)]
+    assert run("locks").stdout.startswith("idle:7  not held, paused by ")
+    assert run("resume", "idle:7", "--json").exit_code == 0
+    assert run("locks").stdout == "no key is held\n"
+    resumed = run("resume", "idle:7")
+    assert (resumed.exit_code, resumed.stdout) == (1, "idle:7: not paused\n")
+
+
+@pytest.mark.parametrize("span", ["90", "0s", "1w", "-1h", "1.5h", ""])
+def test_a_pause_for_no_time(run: Run, span: str) -> None:
+    refused = run("pause", "vendor:7", "--for", span)
+    assert refused.exit_code == 2
+    assert "give a time such as 90s, 10m, 1h or 2d" in refused.stderr
+
+
 def test_serve_is_the_server(run: Run) -> None:
     assert run("serve", "--port", "none").exit_code == 2
     assert run("serve", "--version").stdout.startswith("dflockd ")

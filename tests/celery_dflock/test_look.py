@@ -26,9 +26,26 @@ def rate(free: int, next_s: float | None = 4.0) -> dict[str, Any]:
     return {"runs": 10, "window_s": 60, "free": free, "next_s": next_s}
 
 
+PAUSED = {"by": "ann@w1", "reason": "the vendor is down", "paused_s": 12.3, "left_s": None}
+
+
 @pytest.mark.parametrize(
     ("look", "by", "reason", "refusal"),
     [
+        # Paused: with a slot that is free, and without one.
+        (
+            Look([], 1, None, PAUSED),
+            None,
+            "paused by ann@w1 for 12 s: the vendor is down",
+            "waited 5 s, {}",
+        ),
+        (
+            Look([holder("a")], 1, rate(0), PAUSED),
+            "a, for 3 s",
+            "paused by ann@w1 for 12 s: the vendor is down, held by a, for 3 s, rate: next in 4 s",
+            "waited 5 s, paused by ann@w1 for 12 s: the vendor is down, "
+            "rate: next in 4 s, still held",
+        ),
         (Look(), None, "", "waited 5 s, still held"),
         (Look([holder("a")], 1), "a, for 3 s", "held by a, for 3 s", "waited 5 s, still held"),
         (

@@ -11,7 +11,7 @@ import pytest
 
 from dflockd import admin, errors
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
-from dflockd.wire import Find, Hello, Status
+from dflockd.wire import Find, Hello, Pause, Status
 from examples.demo.stage import LockServer
 from tests.dflockd.scripted_server import Last, ScriptedServer
 
@@ -118,6 +118,47 @@ def test_find(server: LockServer) -> None:
         inquiry = admin.Inquiry(server.address)
         assert inquiry.find("sync[", waiters=True)["found"] == []
         inquiry.close()
+
+
+def test_pause_and_resume(server: LockServer) -> None:
+    where = server.address
+    admin.pause(where, "admin:paused", 90.5, "the vendor is down", "ann@w1")
+    [row] = admin.find(where, "admin:paused")["found"]
+    paused = row["paused"]
+    assert (paused["by"], paused["reason"]) == ("ann@w1", "the vendor is down")
+    assert 80 < paused["left_s"] <= 90.5
+    assert DistributedLock("admin:paused", 0, servers=[where]).acquire() is False
+    assert admin.resume(where, "admin:paused") is True
+    assert admin.resume(where, "admin:paused") is False
+    assert admin.find(where, "admin:paused")["found"] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (("", "", 3.2, None), "paused for 3 s"),
+        (("me", "", 300.0, None), "paused by me for 5 min"),
+        (("me", "why\x1b[2J", 3.0, 7200.0), r"paused by me for 3 s, 2 h left: why\x1b[2J"),
+    ],
+)
+def test_a_pause_in_words(said: tuple[object, ...], words: str) -> None:
+    names = ("by", "reason", "paused_s", "left_s")
+    assert admin.describe_pause(dict(zip(names, said, strict=True))) == words
+
+
+def test_a_published_server_cannot_pause() -> None:
+    scripted = ScriptedServer()
+    try:
+        scripted.script(Hello, Status.ERROR)
+        scripted.script(Pause, Status.ERROR)
+        for pause in (
+            lambda: admin.pause(str(scripted), "k"),
+            DistributedLock("k", servers=[str(scripted)]).pause,
+        ):
+            with pytest.raises(errors.UnsupportedError, match="does not know pauses: upgrade it"):
+                pause()
+    finally:
+        scripted.stop()
 
 
 @pytest.mark.parametrize("answer", [Status.ERROR, Last(b"error\n")])

@@ -264,6 +264,31 @@ class DistributedLock(LockBase):
         """
         return await drive(self._evicting(fence))
 
+    async def pause(
+        self, for_s: float | None = None, reason: str = "", by: str | None = None
+    ) -> None:
+        """Have nothing of this lock granted until `resume`, or for so many seconds.
+
+        Its holder goes on, and waiters keep their positions. A second pause replaces the first.
+
+        Args:
+            for_s: after so many seconds the pause ends by itself.
+            reason: is shown to everybody who looks or waits.
+            by: who has paused it; by default the user and the host of this process.
+
+        Raises:
+            RemoteError: the server could not be asked, or does not know this.
+        """
+        return await drive(self._pausing(for_s, reason, by))
+
+    async def resume(self) -> bool:
+        """End the pause of this lock, and serve who waits. Return ``False`` if it is not paused.
+
+        Raises:
+            RemoteError: the server could not be asked, or does not know this.
+        """
+        return await drive(self._resuming())
+
     async def __aenter__(self) -> Self:
         """Acquire the lock.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import math
+import os
 import re
 import ssl
 from types import FunctionType, MethodType
@@ -21,6 +23,7 @@ from dflockd.wire import (
     MAX_SECRET,
     FairGroup,
     Owner,
+    Pause,
     Reserve,
     key_problem,
 )
@@ -277,6 +280,43 @@ def reservation_request(reservation: object, key: str) -> Reserve:
             raise _bad(name, seconds, key, "seconds, 0 or more")
     away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in reservation)
     return Reserve(away, hold)
+
+
+def checked_pause(key: str, for_s: object, reason: object, by: object) -> Pause:
+    """Return a pause as it is sent; by default it is by the user of this process.
+
+    Raises:
+        InvalidArgumentError: it can be none.
+    """
+    span: int | None = None
+    if for_s is not None:
+        if not _is_number(for_s) or not 0 < for_s <= MAX_SECONDS / 1000:
+            wanted = (
+                f"seconds, above 0 and up to {MAX_SECONDS // 1000}, or None until it is resumed"
+            )
+            raise _bad("for_s", for_s, key, wanted)
+        span = math.ceil(for_s * 1000)
+    if by is None:
+        by = _user()
+    if not isinstance(by, str) or " " in by or not _is_line(by):
+        raise _bad("by", by, key, f"a name of up to {MAX_LINE} bytes without white space")
+    if not isinstance(reason, str) or not _is_line(reason):
+        raise _bad("reason", reason, key, f"one line of up to {MAX_LINE} bytes")
+    return Pause(key.encode(), span, by.encode(), reason.encode())
+
+
+def _is_line(text: str) -> bool:
+    """Whether a text can be sent as a label is."""
+    return text.isprintable() and len(text.encode()) <= MAX_LINE
+
+
+def _user() -> str:
+    """Return who runs this process, and where."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        name = str(os.getuid())
+    return f"{name}@{os.uname().nodename}"
 
 
 def checked_secret(auth_token: object) -> bytes | None:

@@ -381,6 +381,13 @@ class LockBase:
         arguments.check_fence(fence, self.key)
         return self._session.question(lambda target: operations.evict(target, fence))
 
+    def _pausing(self, for_s: float | None, reason: str, by: str | None) -> Flow[None]:
+        asked = arguments.checked_pause(self.key, for_s, reason, by)
+        return self._session.question(lambda target: operations.pause(target, asked))
+
+    def _resuming(self) -> Flow[bool]:
+        return self._session.question(operations.resume)
+
     def _kept(self, ticket: str | None, reservation: Reservation | None) -> Progress | None:
         """Return what goes along with a request of somebody whose position is or was kept."""
         if ticket is None and reservation is None:

@@ -41,6 +41,7 @@ from dflockd.wire import (
     Next,
     OwnerConflict,
     Pass,
+    Pause,
     Ping,
     Queued,
     Rate,
@@ -50,6 +51,7 @@ from dflockd.wire import (
     Report,
     Request,
     Reserve,
+    Resume,
     Shards,
     Space,
     Stats,
@@ -669,6 +671,36 @@ def evict(target: Target, fence: int, space: Space = Space.LOCK) -> Operation[bo
     """End the hold with this fence without its token; ``False`` if it has ended already."""
     request = Evict(space, target.key, fence)
     return _is_done((yield from _asked(target, request, parse_done)), target)
+
+
+def pause(target: Target, asked: Pause) -> Operation[None]:
+    """Have nothing of a lock granted for a while.
+
+    Raises:
+        UnsupportedError: the server knows no pauses.
+    """
+    _check_pauses(target)
+    if not _is_done((yield from _asked(target, asked, parse_done)), target):
+        raise _no_pauses(target)
+
+
+def resume(target: Target) -> Operation[bool]:
+    """End the pause of a lock; ``False`` if it is not paused.
+
+    Raises:
+        UnsupportedError: the server knows no pauses.
+    """
+    _check_pauses(target)
+    return _is_done((yield from _asked(target, Resume(target.key), parse_done)), target)
+
+
+def _check_pauses(target: Target) -> None:
+    if b"pauses" not in target.features:
+        raise _no_pauses(target)
+
+
+def _no_pauses(target: Target) -> errors.UnsupportedError:
+    return unsupported(target, "pauses")
 
 
 def draw_age(target: Target) -> Operation[int]:

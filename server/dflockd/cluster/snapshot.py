@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from dflockd.table import HoldRecord, NewestRecord, ReservedPosition, Snapshot, WaiterRecord
+from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
 from dflockd.wire import ALL, MAX_LIMIT, MAX_SECONDS, FairGroup, Space
 from dflockd.wire.tokens import MAX_FENCE
@@ -40,6 +41,7 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
         [_of_waiter(waiter, now) for waiter in snapshot.waiters],
         [_plain(newest) for newest in snapshot.newest],
         [_of_rate(rate, now) for rate in snapshot.rates],
+        [_of_pause(pause, now) for pause in snapshot.pauses],
         None if since == -math.inf else now - since,
     )
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
@@ -53,7 +55,7 @@ def load(data: bytes, epoch: int, now: float) -> Snapshot:
         BadSnapshotError: it cannot be read, or is of another epoch.
     """
     try:
-        of_epoch, holds, waiters, newest, rates, since = json.loads(zlib.decompress(data))
+        of_epoch, holds, waiters, newest, rates, pauses, since = json.loads(zlib.decompress(data))
         if of_epoch != epoch:
             raise BadSnapshotError(f"it is of epoch {of_epoch}, not of {epoch}")
         return Snapshot(
@@ -61,6 +63,7 @@ def load(data: bytes, epoch: int, now: float) -> Snapshot:
             [_waiter(fields, now) for fields in waiters],
             tuple(NewestRecord(*_read(_NEWEST, fields)) for fields in newest),
             [_rate(fields, now) for fields in rates],
+            [_pause(fields, now) for fields in pauses],
             -math.inf if since is None else now - float(since),
         )
     except (zlib.error, ValueError, TypeError, AttributeError) as exc:
@@ -112,6 +115,16 @@ def _rate(fields: _Row, now: float) -> RateRecord:
     return rate._replace(times=tuple(now - age / 1000 for age in ages))
 
 
+def _of_pause(pause: PauseRecord, now: float) -> _Row:
+    left = None if pause.until == NEVER else _long(pause.until - now)
+    return [*_plain(pause[:3]), round(now - pause.since, 3), left]
+
+
+def _pause(fields: _Row, now: float) -> PauseRecord:
+    pause = PauseRecord(*_read(_PAUSE, fields))
+    return pause._replace(since=now - pause.since, until=now + pause.until)
+
+
 def _plain(record: Iterable[Any]) -> list[Any]:
     """Return the fields of a record as JSON has them."""
     return [value.decode() if isinstance(value, bytes) else value for value in record]
@@ -153,3 +166,4 @@ _WAITER = (
 )
 _RATE = Space, _text, int, float, int, tuple
 _NEWEST = _text, int, _text
+_PAUSE = _text, _text, _text, float, lambda left: NEVER if left is None else float(left)

@@ -26,7 +26,8 @@ from dflockd.ranking import SORTS
 from dflockd.server import Listener, Server, SparingLog, listen
 from dflockd.storage import Journal
 from dflockd.table import Entry
-from dflockd.wire import Moved, Space, Status
+from dflockd.wire import MAX_SECONDS, Moved, Pause, Space, Status, key_problem
+from dflockd.wire.arguments import MalformedError, label
 
 MAX_ROWS = 500
 """Keys of one answer; more are had one after the other."""
@@ -180,6 +181,7 @@ class HttpServer:
             "/api/shards": {"GET": self._shards},
             "/api/locks": {"GET": self._list},
             "/api/lock": {"GET": self._show, "DELETE": self._release},
+            "/api/pause": {"POST": self._pause, "DELETE": self._resume},
             **self._page(),
         }
 
@@ -288,10 +290,7 @@ class HttpServer:
         return of_json(await self._server.slices.seen(detail))
 
     async def _release(self, request: HttpRequest) -> Response:
-        if self._server.options.auth_secret is None:
-            return refused(
-                403, "set --auth-token-file: without it nobody may release the locks of others"
-            )
+        self._check_operator("release the locks of others")
         space, key = _named(request)
         try:
             fence = _number(request.query.get("fence", ""), 0, (1 << 64) - 1)
@@ -302,6 +301,40 @@ class HttpServer:
                 409, "not held with this fence, or this server cannot tell at the moment"
             )
         return of_json({"released": str(fence)})
+
+    async def _pause(self, request: HttpRequest) -> Response:
+        self._check_operator("pause a key")
+        key, query = _lock_named(request), request.query
+        try:
+            seconds = query.get("for")
+            span = None if seconds is None else _number(seconds, 1, MAX_SECONDS // 1000) * 1000
+        except ValueError as exc:
+            return refused(400, f"for: {exc}: give seconds, or nothing until it is resumed")
+        try:
+            by = label(query.get("by", request.who).encode())
+            reason = label(query.get("reason", "").encode())
+        except MalformedError as exc:
+            return refused(400, f"by or reason: {exc}")
+        reply = self._server.pause(Pause(key, span, by, reason), request.who)
+        if reply is not Status.OK:
+            return refused(409, "--max-locks is reached, or this server cannot tell at the moment")
+        return of_json({"paused": key.decode()})
+
+    async def _resume(self, request: HttpRequest) -> Response:
+        self._check_operator("resume a key")
+        key = _lock_named(request)
+        if self._server.resume(key, request.who) is not Status.OK:
+            return refused(409, "not paused, or this server cannot tell at the moment")
+        return of_json({"resumed": key.decode()})
+
+    def _check_operator(self, what: str) -> None:
+        """Let nobody do something who may not.
+
+        Raises:
+            AnswerError: without a token anybody could.
+        """
+        if self._server.options.auth_secret is None:
+            raise AnswerError(refused(403, f"set --auth-token-file: without it nobody may {what}"))
 
 
 def _static(body: bytes, kind: str) -> Handler:
@@ -318,6 +351,14 @@ def _named(request: HttpRequest) -> tuple[Space, bytes]:
     if space is None or not key:
         raise AnswerError(refused(400, "give a key, and space=lock or space=semaphore"))
     return space, key.encode(errors="replace")
+
+
+def _lock_named(request: HttpRequest) -> bytes:
+    """Return which lock a request is about."""
+    space, key = _named(request)
+    if space is not Space.LOCK or key_problem(key):
+        raise AnswerError(refused(400, "give the key of a lock"))
+    return key
 
 
 def _counted(cluster: ClusterHealth) -> Generator[None, None, Mapping[str, int]]:

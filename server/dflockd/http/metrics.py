@@ -184,6 +184,11 @@ class ServerCollector:
             counts.asked_to_stop,
         )
         yield _gauge(
+            "dflockd_paused_keys",
+            "Keys that operators have paused.",
+            self._server.table.slots.paused,
+        )
+        yield _gauge(
             "dflockd_newest",
             "Keys whose newest task is remembered.",
             len(self._server.table.newest),

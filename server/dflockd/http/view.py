@@ -87,7 +87,7 @@ def search(
 
 def rows(found: Iterable[Found], now: float) -> Generator[None, None, str]:
     """Return the JSON of a list of keys, in a few words each; times in seconds."""
-    return _listed(_row(each, now) for each in found if _is_there(each.entry))
+    return _listed(_row(each, now) for each in found if each.entry.is_used)
 
 
 def detail(
@@ -109,6 +109,7 @@ def detail(
         "omitted_holders": max(0, len(holds) - MAX_LISTED),
         "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
         "pace_s": report.pace(entry, now) if entry is not None else None,
+        "paused": report.pause(entry, now) if entry is not None else None,
     }
     # As of now, before others have their turns.
     first_holds = list(itertools.islice(holds, MAX_LISTED))
@@ -142,6 +143,7 @@ def _row(listed: Found, now: float) -> Json:
         "told": len(entry.waiters.told) if entry.waiters is not None else 0,
         "oldest_wait_s": round(now - waiter.since, 3) if waiter is not None else None,
         "pace_s": report.pace(entry, now),
+        "paused": report.pause(entry, now),
         "holder": _holder(hold, now) if hold is not None else None,
         "match": _match(match, now) if match.item is not None else None,
         "matches": listed.matches if match.item is not None else 0,
@@ -202,10 +204,6 @@ def _in_group(group: str) -> list[str]:
 
 def _of_weight(weight: Json) -> list[str]:
     return [f"weight {weight['weight']}"] if weight else []
-
-
-def _is_there(entry: Entry) -> bool:
-    return bool(entry.holds or entry.waiters)
 
 
 def _first(entry: Entry) -> Hold | None:

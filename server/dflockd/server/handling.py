@@ -27,10 +27,12 @@ from dflockd.wire import (
     Find,
     FrameTooLongError,
     Inspect,
+    Pause,
     Reply,
     Report,
     Request,
     RequestReader,
+    Resume,
     Stats,
     Status,
     encode_reply,
@@ -46,6 +48,9 @@ FEW = 16
 
 IDLE_LOOK = 0.02
 """Seconds between two looks at all sessions, while draining."""
+
+_OF_OPERATORS: Final = frozenset((Evict, Pause, Resume))
+"""What the log tells if it is done."""
 
 _DONE: Final = Status.OK
 _OK: Final = encode_reply(_DONE)
@@ -230,8 +235,24 @@ class Handling:
             return
         effects = self.table.handle(peer, request, now)
         self._others += effects
-        if type(request) is Evict and (peer.id, _DONE) in effects:
-            self.log.warning("connection %d evicts the holder of %r", peer.id, request.key.decode())
+        if type(request) in _OF_OPERATORS and (peer.id, _DONE) in effects:
+            self._tell(peer.id, request)
+
+    def _tell(self, number: int, request: Request) -> None:
+        """Tell the log what an operator has done."""
+        if isinstance(request, Evict):
+            self.log.warning("connection %d evicts the holder of %r", number, request.key.decode())
+        elif isinstance(request, Pause):
+            self.tell_pause(f"connection {number}", request)
+        elif isinstance(request, Resume):
+            self.log.warning("connection %d resumes %r", number, request.key.decode())
+
+    def tell_pause(self, who: str, request: Pause) -> None:
+        """Tell the log who has paused a key, for how long and why."""
+        key, span, by, reason = request
+        how_long = "until it is resumed" if span is None else f"for {span / 1000:g} s"
+        said = by.decode(), reason.decode()
+        self.log.warning("%s pauses %r %s, by %r: %r", who, key.decode(), how_long, *said)
 
     def _report(self, number: int, request: Find | Inspect | Stats) -> Generator[None, None, Reply]:
         """Return the answer to a connection that wants to look at the table."""

@@ -19,7 +19,7 @@ from dflockd.server.session import Session
 from dflockd.server.stalls import BEAT, LATE
 from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, LockTable
-from dflockd.wire import Evict, Reply, Space, Status
+from dflockd.wire import Evict, Pause, Reply, Request, Resume, Space, Status
 
 _now = time.monotonic
 
@@ -131,17 +131,35 @@ class Server(Handling):
 
     def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:
         """End a hold on the word of an operator, and return what its table says to that."""
-        operator = self.table.connect()
-        effects = self.table.handle(operator, Evict(space, key, fence), _now())
-        effects += self.table.disconnect(operator, _now(), clean=True)
-        self._dispatch([effect for effect in effects if effect[0] != operator.id])
-        if self.draining:
-            self.end_idle_soon()
-        reply = next(reply for number, reply in effects if number == operator.id)
+        reply = self._operate(Evict(space, key, fence))
         if reply is Status.OK:
             # Only then: a key that nobody holds could be anything, even a secret.
             self.log.warning("%s evicts the holder of %r with fence %d", who, key.decode(), fence)
         return reply
+
+    def pause(self, request: Pause, who: str) -> Reply:
+        """Pause a key on the word of an operator, and return what the table says to that."""
+        reply = self._operate(request)
+        if reply is Status.OK:
+            self.tell_pause(who, request)
+        return reply
+
+    def resume(self, key: bytes, who: str) -> Reply:
+        """End the pause of a key on the word of an operator, and return what the table says to that."""
+        reply = self._operate(Resume(key))
+        if reply is Status.OK:
+            self.log.warning("%s resumes %r", who, key.decode())
+        return reply
+
+    def _operate(self, request: Request) -> Reply:
+        """Have the table handle what somebody asks who is no client."""
+        operator = self.table.connect()
+        effects = self.table.handle(operator, request, _now())
+        effects += self.table.disconnect(operator, _now(), clean=True)
+        self._dispatch([effect for effect in effects if effect[0] != operator.id])
+        if self.draining:
+            self.end_idle_soon()
+        return next(reply for number, reply in effects if number == operator.id)
 
     @property
     def turned_away(self) -> int:

@@ -54,6 +54,7 @@ class StateDir:
         holds: what was held when it was last used.
         newest: who was the newest of each key then.
         rates: what had begun by then of keys that have a rate; empty after `start`.
+        pauses: which keys were paused.
         rates_since: what may have begun before that is not among them.
         recovery: seconds for which holders must be waited for before anything is granted.
 
@@ -100,7 +101,7 @@ class StateDir:
         Raises:
             StateError: nothing can be written.
         """
-        table.restore(self.holds, now, self.rates)
+        table.restore(self.holds, now, self.rates, self.pauses)
         self.rates.clear()  # there can be a million, and the table has them now
         table.remember(self.newest)
         if self.recovery:
@@ -230,6 +231,12 @@ class StateDir:
             self.holds = [_moved(hold, now - last_now) for hold in restored.holds]
             self.rates = [later(rate, now - last_now) for rate in restored.rates]
             self.rates_since = state["rates_since"] + now - last_now
+            self.pauses = [
+                pause._replace(
+                    since=pause.since + now - last_now, until=pause.until + now - last_now
+                )
+                for pause in restored.pauses
+            ]
         else:
             self.fence = max(restored.fence, state["fence"])
             self.recovery = float(state["longest_lease"])
@@ -239,6 +246,8 @@ class StateDir:
             ]
             # Until then holders may come back whose runs were granted before, and begin.
             self.rates_since = now + self.recovery
+            # Like a lease: how much of it was over nobody knows.
+            self.pauses = [pause.at(now) for pause in restored.pauses]
 
     def _journal(self, trust: Trust) -> Restored:
         """Return what the journal says that counts.

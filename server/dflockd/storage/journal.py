@@ -30,10 +30,12 @@ from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
 from dflockd.storage.records import (
     Name,
+    PausedKey,
     encode_end,
     encode_hold,
     encode_newest,
     encode_packed,
+    encode_pause,
     encode_rate,
 )
 from dflockd.storage.segment import (
@@ -50,6 +52,7 @@ from dflockd.storage.segment import (
     word,
 )
 from dflockd.table import Change, Hold, Newest
+from dflockd.table.pauses import KeyPause
 from dflockd.table.rates import PackedRates, RateBlock
 
 SEGMENT = 4 << 20
@@ -260,11 +263,17 @@ class Journal:
         self._ends[current.number] = current.end
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
-    def _change(self, what: Newest | RateBlock | PackedRates) -> None:
-        """Record the newest of a key or some beginnings of rates, or that they are of no more use."""
-        name: Name = what.key if isinstance(what, Newest) else -what.number
+    def _change(self, what: Newest | RateBlock | PackedRates | KeyPause) -> None:
+        """Record the newest of a key, a pause or some beginnings of rates, or that they are over."""
+        name: Name
+        if isinstance(what, Newest):
+            name = what.key
+        elif isinstance(what, KeyPause):
+            name = PausedKey(what.key)
+        else:
+            name = -what.number
         if what.ended:
-            # Unless the next newest of the key has replaced it.
+            # Unless the next newest of the key, or its next pause, has replaced it.
             if name in self._live and self._live[name][0] is what:
                 self._end(name)
             return
@@ -274,6 +283,8 @@ class Journal:
             record = encode_newest(what.kept(), self._seed)
         elif isinstance(what, PackedRates):
             record = encode_packed(what.kept(), self._seed)
+        elif isinstance(what, KeyPause):
+            record = encode_pause(what.kept(), self._seed)
         else:
             record = encode_rate(what.kept(), self._seed)
         self._write(name, what, record)

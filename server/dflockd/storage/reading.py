@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 from dflockd.storage import segment
 from dflockd.storage.disk import Disk
-from dflockd.storage.records import UnknownRecordError
+from dflockd.storage.records import PausedKey, UnknownRecordError
 from dflockd.storage.segment import Content, SegmentStage
 from dflockd.storage.state_file import OtherFormatError
 from dflockd.table import HoldRecord, NewestRecord
+from dflockd.table.pauses import PauseRecord
 from dflockd.table.rates import PackedRecord, RateRecord
 
 
@@ -47,6 +48,7 @@ class Restored(NamedTuple):
     newest: Sequence[NewestRecord] = ()
     rates: Sequence[RateRecord | PackedRecord] = ()
     """Those of one rate in their order."""
+    pauses: Sequence[PauseRecord] = ()
 
 
 class Journaled(NamedTuple):
@@ -199,6 +201,7 @@ def _result(contents: list[Content]) -> Restored:
     holds: dict[int, HoldRecord] = {}
     newest: dict[bytes, NewestRecord] = {}
     rates: dict[int, RateRecord | PackedRecord] = {}
+    pauses: dict[bytes, PauseRecord] = {}
     highest = 0
     for content in contents:
         highest = max(highest, content.fence)
@@ -208,6 +211,10 @@ def _result(contents: list[Content]) -> Restored:
                 rates.pop(-record, None)
             elif isinstance(record, bytes):
                 newest.pop(record, None)
+            elif isinstance(record, PausedKey):
+                pauses.pop(record.key, None)
+            elif isinstance(record, PauseRecord):
+                pauses[record.key] = record
             elif isinstance(record, RateRecord | PackedRecord):
                 rates[record.number] = record
             elif isinstance(record, NewestRecord):
@@ -218,4 +225,6 @@ def _result(contents: list[Content]) -> Restored:
                 highest = max(highest, record.fence)
                 holds[record.fence] = record
     in_order = tuple(rates[number] for number in sorted(rates))
-    return Restored(list(holds.values()), highest, tuple(newest.values()), in_order)
+    return Restored(
+        list(holds.values()), highest, tuple(newest.values()), in_order, tuple(pauses.values())
+    )

@@ -1,4 +1,4 @@
-"""Records of the journal: that a hold is so and so, or that it has ended; the newest of keys; and runs.
+"""Records of the journal: that a hold is so and so, or has ended; the newest of keys; runs; pauses.
 
 A record is a checksum, its length and a body; a body is its type, then the fields of that type, then
 any number of extra fields, each with a tag and a length. So a later version can say more of a hold,
@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dflockd.table import HoldRecord, NewestRecord
+from dflockd.table.pauses import PauseRecord
 from dflockd.table.rates import PackedRecord, RateRecord
 from dflockd.table.state import HoldFields
 from dflockd.wire import Space
@@ -29,6 +30,8 @@ _RATE: Final = struct.Struct("<BBQIdHH")
 _PACKED: Final = struct.Struct("<BQHH")
 _RATE_END: Final = struct.Struct("<BQ")
 _NEWEST_END: Final = struct.Struct("<BH")
+_PAUSE: Final = struct.Struct("<BddHHH")
+_PAUSE_END: Final = struct.Struct("<BH")
 
 _IS_END: Final = 1
 _IS_HOLD: Final = 2
@@ -37,6 +40,8 @@ _IS_RATE: Final = 4
 _IS_RATE_END: Final = 5
 _IS_NEWEST_END: Final = 6
 _IS_PACKED: Final = 7
+_IS_PAUSE: Final = 8
+_IS_PAUSE_END: Final = 9
 _DETACHED: Final = 1
 """A flag of a hold."""
 
@@ -59,11 +64,19 @@ _HAS_WEIGHT: Final = 128
 """Tag of the extra field that says how many slots it takes, if that is more than one."""
 
 
-Name: TypeAlias = int | bytes
-"""What a record is about: the fence of a hold, the key of a newest, or the number of some beginnings of
-a rate, below 0. An age is no name: it comes from outside, and may be that of another key."""
+class PausedKey(NamedTuple):
+    """The name of a pause."""
 
-JournalRecord: TypeAlias = HoldRecord | NewestRecord | RateRecord | PackedRecord | Name
+    key: bytes
+
+
+Name: TypeAlias = int | bytes | PausedKey
+"""What a record is about: the fence of a hold, the key of a newest or of a pause, or the number of some
+beginnings of a rate, below 0. An age is no name: it comes from outside, and may be of another key."""
+
+JournalRecord: TypeAlias = (
+    HoldRecord | NewestRecord | RateRecord | PackedRecord | PauseRecord | Name
+)
 """See `decode`."""
 
 
@@ -112,6 +125,8 @@ def encode_end(name: Name, seed: int) -> bytes:
     """Return the record that something has ended, or is of no more use."""
     if isinstance(name, bytes):
         body = _NEWEST_END.pack(_IS_NEWEST_END, len(name)) + name
+    elif isinstance(name, PausedKey):
+        body = _PAUSE_END.pack(_IS_PAUSE_END, len(name.key)) + name.key
     elif name < 0:
         body = _RATE_END.pack(_IS_RATE_END, -name)
     else:
@@ -124,6 +139,13 @@ def encode_rate(record: RateRecord, seed: int) -> bytes:
     space, key, runs, window, number, times = record
     body = _RATE.pack(_IS_RATE, space, number, runs, window, len(key), len(times)) + key
     body += array("d", times).tobytes()
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
+def encode_pause(record: PauseRecord, seed: int) -> bytes:
+    """Return the record of the pause of a key."""
+    key, by, reason, since, until = record
+    body = _PAUSE.pack(_IS_PAUSE, since, until, len(key), len(by), len(reason)) + key + by + reason
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -188,6 +210,15 @@ def _read(body: bytes) -> JournalRecord:
         return -int(_RATE_END.unpack_from(body)[1])
     if kind == _IS_NEWEST_END:
         return body[_NEWEST_END.size : _NEWEST_END.size + _NEWEST_END.unpack_from(body)[1]]
+    if kind == _IS_PAUSE:
+        _, since, until, key_size, by_size, reason_size = _PAUSE.unpack_from(body)
+        key_end = _PAUSE.size + key_size
+        by_end = key_end + by_size
+        key, by = body[_PAUSE.size : key_end], body[key_end:by_end]
+        return PauseRecord(key, by, body[by_end : by_end + reason_size], since, until)
+    if kind == _IS_PAUSE_END:
+        size = _PAUSE_END.unpack_from(body)[1]
+        return PausedKey(body[_PAUSE_END.size : _PAUSE_END.size + size])
     if kind != _IS_HOLD:
         raise UnknownRecordError(f"a record of type {kind}")
     (_, space, fence, limit, lease, deadline, since, flags, key_size, label_size) = (

@@ -187,6 +187,7 @@ def told(match: Match, now: float) -> dict[str, object]:
         "waiter": None,
         "position": match.position,
         "pace_s": report.pace(entry, now),
+        "paused": report.pause(entry, now),
     }
     rate = entry.waiters.rate if entry.waiters is not None else None
     said["rate"] = report.rate(rate, now)
@@ -204,4 +205,4 @@ def _is_there(match: Match) -> bool:
         return not item.ended
     if item is not None:
         return item.entry.waiters is not None and item.state != GONE and item.state != UNTOLD
-    return bool(match.entry.holds or match.entry.waiters)
+    return match.entry.is_used

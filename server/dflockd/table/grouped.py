@@ -233,7 +233,7 @@ class GroupedQueue(Queue[W]):
         self.expected, self.told, self.passed = before.expected, before.told, before.passed
         self.away, self.pending, self.processes = before.away, before.pending, before.processes
         self.gap, self.last, self.listener = before.gap, before.last, before.listener
-        self.rate, self.places = before.rate, before.places
+        self.rate, self.places, self.pause = before.rate, before.places, before.pause
         lane = self._lane(None)
         lane.line, lane.returned, lane.rated = before.line, before.returned, before.rated
         lane.rows, lane.called = before.rows, before.called

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from heapq import merge
 
 from dflockd.table.line import ClientProcess, Lines, W, earlier, number_of, take_out
+from dflockd.table.pauses import KeyPause
 from dflockd.table.rates import KeyRate
 from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import FairGroup
@@ -29,6 +30,7 @@ class Queue(Lines[W]):
         "last",
         "listener",
         "passed",
+        "pause",
         "pending",
         "places",
         "processes",
@@ -58,6 +60,8 @@ class Queue(Lines[W]):
         """The holder that listens for somebody newer; not in the queue."""
         self.rate: KeyRate | None = None
         """How many of its runs may begin in a while, if they may not at any time."""
+        self.pause: KeyPause | None = None
+        """Why nobody has a turn here, if the key is paused."""
         self.gap = -1.0
         """Seconds from a grant to the next, on average of the last few; negative before the first."""
         self.last = 0.0

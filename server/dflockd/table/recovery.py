@@ -13,10 +13,11 @@ from collections.abc import Iterable
 
 from dflockd.table import owners
 from dflockd.table.deadlines import rounded
+from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import PackedRecord, RateRecord
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import UNKNOWN, Entry, Hold, HoldRecord, Partition, Peer
-from dflockd.wire import FairGroup, Owner, Recovering, Status
+from dflockd.wire import FairGroup, Owner, Recovering, Space, Status
 
 
 def restore(
@@ -83,6 +84,17 @@ def restore_hold(
     partition.issuer.fence = max(partition.issuer.fence, kept.fence)
     slots.counts.returned += 1
     slots.note(hold)
+
+
+def restore_pause(slots: Slots, partition: Partition, kept: PauseRecord, now: float) -> None:
+    """Take in a pause, which may be over by now; of one key the latest comes last."""
+    if kept.until <= now:
+        return
+    entry = partition.spaces[Space.LOCK].get(kept.key)
+    if entry is None:
+        entry = slots.add(partition, Space.LOCK, kept.key, 1, now)
+    left = kept.until - now
+    slots.pause(entry, kept, left if left == NEVER else rounded(left), now)
 
 
 def wait(partition: Partition, now: float) -> Recovering | None:

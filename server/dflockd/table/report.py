@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, final
 
+from dflockd.table.pauses import NEVER
 from dflockd.table.rates import KeyRate
 from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.wire import ALL, UNLIMITED, Space
@@ -107,6 +108,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
         **used(entry),
         "rate": rate(known, now),
         "pace_s": pace(entry, now) if entry is not None else None,
+        "paused": pause(entry, now) if entry is not None else None,
     }
     # In one piece: who comes next may be another by the next step.
     first = list(itertools.islice(holds, MAX_LISTED))
@@ -119,7 +121,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
 def _there(entries: list[Entry], *, semaphores: bool) -> Iterator[Entry]:
     """Yield those that are there when their turn comes."""
     for entry in entries:
-        if _is_semaphore(entry) is semaphores and (entry.holds or entry.waiters):
+        if _is_semaphore(entry) is semaphores and entry.is_used:
             yield entry
 
 
@@ -128,7 +130,7 @@ def _is_semaphore(entry: Entry) -> bool:
 
 
 def _lock(entry: Entry, now: float) -> dict[str, object]:
-    # Without a holder while grants are withheld from those who wait.
+    # Without a holder while it is paused, or grants are withheld from those who wait.
     hold = next(iter(entry.holds.values()), None)
     return {
         "key": entry.key.decode(),
@@ -142,6 +144,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
         **({"rate": known} if (known := rate_of(entry, now)) is not None else {}),
+        **({"paused": paused} if (paused := pause(entry, now)) is not None else {}),
     }
 
 
@@ -199,6 +202,22 @@ def pace(entry: Entry, now: float) -> float | None:
         return None
     # Longer if the next is overdue.
     return round(max(queue.gap, now - queue.last if queue else 0.0), 3)
+
+
+def pause(entry: Entry, now: float) -> dict[str, object] | None:
+    """Return by whom a key is paused and why, for how long it has been and will be, in seconds.
+
+    ``None`` if it is not. What does not end by itself has no ``left_s``.
+    """
+    if entry.pause is None:
+        return None
+    _, by, reason, since, until = entry.pause.record
+    return {
+        "by": by.decode(),
+        "reason": reason.decode(),
+        "paused_s": round(now - since, 3),
+        "left_s": None if until == NEVER else round(max(0.0, until - now), 3),
+    }
 
 
 def newer(hold: Hold) -> dict[str, object]:

@@ -409,6 +409,8 @@ class Requests:
         queue = entry.waiters
         if queue is None:
             return len(entry.holds) <= entry.limit - slots
+        if queue.pause is not None:
+            return False
         if rate is not None and (queue.rated_ahead or rate.free(now) - queue.places < places):
             return False  # none for anybody, or it is that of somebody else
         ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead

@@ -11,6 +11,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.line import ClientProcess, ReservedPosition
 from dflockd.table.newest import NewestRecord
+from dflockd.table.pauses import PauseRecord
 from dflockd.table.queue import Queue
 from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
@@ -97,6 +98,7 @@ class Snapshot(NamedTuple):
     """Of those with an age."""
     rates: Sequence[RateRecord] = ()
     """The blocks of one rate in their order."""
+    pauses: Sequence[PauseRecord] = ()
     rates_since: float = -math.inf
     """See `Partition.rates_since`."""
 
@@ -184,6 +186,8 @@ class ShardTable(LockTable):
             recovery.restore_hold(self.slots, partition, kept, kept.lease, now)
         for newest in snapshot.newest:
             superseding.remember(self.slots, partition, newest)
+        for pause in snapshot.pauses:
+            recovery.restore_pause(self.slots, partition, pause, now)
         for record in snapshot.waiters:
             entry = partition.spaces[record.space].get(record.key)
             if entry is None:
@@ -214,10 +218,12 @@ class ShardTable(LockTable):
         rates += self.rates.packed(partition.rates)
         counts = now < partition.rates.since + self.limits.max_rate_window
         since = partition.rates.since if counts else -math.inf
-        snapshot = Snapshot([], [], newest, rates, since)
+        entries = list(_entries(partition))
+        pauses = [entry.pause.kept() for entry in entries if entry.pause is not None]
+        snapshot = Snapshot([], [], newest, rates, pauses, since)
         # Also those that others have passed, and which are in no queue.
         waiters = dict.fromkeys(partition.reserved.values())
-        for entry in _entries(partition):
+        for entry in entries:
             for hold in entry.holds.values():
                 if hold.told:
                     snapshot.holds.append(hold.kept())
@@ -286,6 +292,7 @@ class ShardTable(LockTable):
         self.rates.leave(partition.rates)
         for entry in list(_entries(partition)):
             self.counts.dropped += len(entry.holds)
+            self.slots.drop_pause(entry)
             superseding.refer_listener(self.slots, entry, reply, effects)
             for hold in list(entry.holds.values()):
                 self.deadlines.clear(hold)

@@ -17,6 +17,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.line import ClientProcess, ReservedPosition
 from dflockd.table.newest import NewestKeys
+from dflockd.table.pauses import NEVER, KeyPause, PauseRecord
 from dflockd.table.queue import Queue
 from dflockd.table.rates import KeyRate, PackedRates, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
@@ -53,13 +54,14 @@ class Slots:
         limits: how much it allows.
         counts: what has happened here.
         changes: the holds that the steps since it was last emptied have begun, extended or ended,
-            the newest of keys that have come and gone, and runs that have begun.
+            the newest of keys that have come and gone, runs that have begun, and pauses.
             Only where the table is `kept`: the journal empties the list, before the effects of a
             step are carried out.
         deadlines: what falls due by itself.
         rates: how many runs may begin in a while.
         backlog: what was more than fits a step, first come, first served: there are more to come.
         newest: the newest of keys.
+        paused: how many keys are paused.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Slots:
         self.changes: list[Change] | None = [] if kept else None
         self.issuer = issuer
         self.size = 0
+        self.paused = 0
         self.arrivals = itertools.count()
         self.deadlines = Deadlines()
         self.max_holds = limits.max_holds or sys.maxsize
@@ -127,13 +130,16 @@ class Slots:
         return entry
 
     def remove(self, entry: Entry) -> None:
-        """Forget an entry where nobody is any more."""
+        """Forget an entry where nobody is any more, unless it is paused."""
+        if entry.waiters is not None:
+            queue = entry.waiters
+            if queue.pause is not None:
+                return
+            if queue.rate is not None:
+                self.rates.rest(queue.rate)
         self.size -= 1
         if self.withheld:
             self.withheld.pop(entry, None)
-        queue = entry.waiters
-        if queue is not None and queue.rate is not None:
-            self.rates.rest(queue.rate)
         del entry.partition.spaces[entry.space][entry.key]
 
     def put_back(self, entry: Entry) -> None:
@@ -437,6 +443,8 @@ class Slots:
             self.withheld[entry] = None
             return
         queue, most = entry.queue(), min(entry.limit, self.max_holds)
+        if queue.pause is not None:
+            return
         # Many slots can become free in one step: all of that together is not to be too much for it.
         line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
         for _ in range(steps):
@@ -521,7 +529,7 @@ class Slots:
         entry, queue = waiter.entry, waiter.entry.queue()
         rate, holders = queue.rate if waiter.is_rated else None, len(entry.holds)
         has_place = rate is None or rate.free(now) - queue.places >= min(waiter.weight, rate.runs)
-        is_open = has_place and holders + len(queue.told) < self.max_holds
+        is_open = has_place and holders + len(queue.told) < self.max_holds and queue.pause is None
         if (
             has_slot
             and is_open
@@ -596,6 +604,43 @@ class Slots:
         """Whether an entry is in the table."""
         return entry.partition.spaces[entry.space].get(entry.key) is entry
 
+    # Pauses.
+
+    def pause(self, entry: Entry, record: PauseRecord, left: float, now: float) -> None:
+        """Grant nothing of a key for so many seconds, or until `resume`; the latest pause counts.
+
+        Whether a key is paused matters where somebody could have a turn: in `promote`, in `go_on_with`
+        and for a newcomer. All of that is behind its queue, which a key has not that is free.
+        """
+        queue = entry.queue()
+        if queue.pause is not None:
+            self._end_pause(queue.pause)
+        queue.pause = pause = KeyPause(entry, record)
+        self.paused += 1
+        if left < NEVER:
+            self.deadlines.set(pause, left, now)
+        if self.changes is not None:
+            self.changes.append(pause)
+
+    def resume(self, pause: KeyPause, now: float, effects: list[Effect]) -> None:
+        """End a pause, and serve those who wait; without any, or a holder, the key is forgotten."""
+        self._end_pause(pause)
+        if self.changes is not None:
+            self.changes.append(pause)
+        self.promote(pause.entry, now, effects)
+
+    def drop_pause(self, entry: Entry) -> None:
+        """Let a key that leaves not be paused here any more."""
+        if entry.pause is not None:
+            self._end_pause(entry.pause)
+
+    def _end_pause(self, pause: KeyPause) -> None:
+        pause.ended = True
+        pause.entry.queue().pause = None
+        self.paused -= 1
+        if pause.chain is not None:
+            self.deadlines.clear(pause)
+
     # Time.
 
     def expire(self, now: float, effects: list[Effect]) -> None:
@@ -612,6 +657,8 @@ class Slots:
                 self.next_place(item, now, effects)
             elif isinstance(item, PackedRates):
                 self.rates.drop(item)
+            elif isinstance(item, KeyPause):
+                self.resume(item, now, effects)
 
     def lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold that is due."""

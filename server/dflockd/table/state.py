@@ -10,6 +10,7 @@ from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.line import ClientProcess, Position, ReservedPosition
 from dflockd.table.newest import Newest
+from dflockd.table.pauses import KeyPause
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
@@ -127,7 +128,10 @@ HoldFields: TypeAlias = tuple[
 
 
 class Entry:
-    """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
+    """One key: who holds it and who waits.
+
+    It exists only while there is a holder or a waiter, or while it is paused.
+    """
 
     __slots__ = ("aged", "holds", "key", "limit", "owners", "partition", "space", "waiters")
 
@@ -152,6 +156,16 @@ class Entry:
     def used(self) -> int:
         """How many of its slots are taken: one for each holder, or what it takes if that is more."""
         return len(self.holds) + (0 if self.waiters is None else self.waiters.extra)
+
+    @property
+    def pause(self) -> KeyPause | None:
+        """Why nothing of it is granted, if it is paused."""
+        return None if self.waiters is None else self.waiters.pause
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is anything to say of it."""
+        return bool(self.holds or self.waiters or self.pause)
 
     def queue(self) -> Queue[Waiter]:
         """Return its queue."""
@@ -280,7 +294,7 @@ class Hold(Timed):
         return HoldRecord(*self.fields())
 
 
-Change: TypeAlias = Hold | Newest | RateBlock | PackedRates
+Change: TypeAlias = Hold | Newest | RateBlock | PackedRates | KeyPause
 """Something to be kept that has changed or ended, as it says itself."""
 
 

@@ -12,6 +12,7 @@ from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import NewestRecord
+from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import KeyRate, PackedRecord, RateRecord
 from dflockd.table.report import Listing
 from dflockd.table.requests import Answer, Requests
@@ -35,6 +36,7 @@ from dflockd.wire import (
     Malformed,
     Next,
     Pass,
+    Pause,
     Ping,
     Refusal,
     Release,
@@ -43,6 +45,7 @@ from dflockd.wire import (
     Reply,
     Report,
     Request,
+    Resume,
     Shards,
     Space,
     StableRef,
@@ -238,9 +241,12 @@ class LockTable(Requests):
         holds: Iterable[HoldRecord],
         now: float,
         rates: Iterable[RateRecord | PackedRecord] = (),
+        pauses: Iterable[PauseRecord] = (),
     ) -> None:
         """Take in what was kept of an earlier table; see `recovery`."""
         recovery.restore(self.slots, self._partition, holds, now, rates)
+        for record in pauses:
+            recovery.restore_pause(self.slots, self._partition, record, now)
 
     def recover(self, until: float) -> None:
         """Grant nothing until then; see `recovery`."""
@@ -407,6 +413,37 @@ def _evict(
     return Status.OK
 
 
+def _pause(
+    table: LockTable, _peer: Peer, request: Pause, now: float, _effects: list[Effect]
+) -> Reply:
+    key, span, by, reason = request
+    partition = table.serving(key, now)
+    if not isinstance(partition, Partition):
+        return partition
+    entry = partition.spaces[Space.LOCK].get(key)
+    if entry is None:
+        found = table.slots.enter(partition, Space.LOCK, key, 1, now)
+        if not isinstance(found, Entry):
+            return found
+        entry = found
+    left = NEVER if span is None else span / 1000
+    table.slots.pause(entry, PauseRecord(key, by, reason, now, now + left), left, now)
+    return Status.OK
+
+
+def _resume(
+    table: LockTable, _peer: Peer, request: Resume, now: float, effects: list[Effect]
+) -> Reply:
+    partition = table.serving(request.key, now)
+    if not isinstance(partition, Partition):
+        return partition
+    entry = partition.spaces[Space.LOCK].get(request.key)
+    if entry is None or entry.pause is None:
+        return Status.ERROR
+    table.slots.resume(entry.pause, now, effects)
+    return Status.OK
+
+
 def _look_at_once(
     table: LockTable,
     _peer: Peer,
@@ -464,6 +501,8 @@ _HANDLERS: Final[
     Inspect: _look_at_once,
     Find: _look_at_once,
     Evict: _evict,
+    Pause: _pause,
+    Resume: _resume,
     Ping: _ping,
     # One server: every change is in effect as soon as it is answered.
     Barrier: _ping,

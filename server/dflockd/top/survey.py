@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from dflockd.address import Seeds, Servers
-from dflockd.admin import Inquiry, is_note
+from dflockd.admin import Inquiry, describe_pause, is_note
 from dflockd.client.operations import ShardReport
 from dflockd.errors import DflockdError, MovedError, RecoveringError
 from dflockd.ranking import SORTS, Ranked
@@ -42,6 +42,7 @@ class Row:
         newer: who has come that is newer, where the newest wins.
         group: to which group it belongs, if to one.
         rate: when another run may begin, in a few words, where that is not at any time.
+        paused: by whom it is paused and why, in a few words, where it is.
         oldest_s: for how long the first in the queue has waited.
         semaphore: whether it is that of published clients, beside the lock of that name.
     """
@@ -60,6 +61,7 @@ class Row:
     rate: str = ""
     newer: str = ""
     group: str = ""
+    paused: str = ""
     oldest_s: float = 0.0
     used: int = 0
     semaphore: bool = False
@@ -81,6 +83,7 @@ class Waiting:
         pace_s: from a grant of the key to the next, of late; ``None`` before the first.
         group: to which group who waits belongs, if to one.
         rate: when the next run may begin, in a few words, where nobody may now.
+        paused: by whom the key is paused and why, in a few words, where it is.
     """
 
     server: str
@@ -94,6 +97,7 @@ class Waiting:
     pace_s: float | None = None
     group: str = ""
     rate: str = ""
+    paused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,7 @@ def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
         found["pace_s"],
         waiter.get("group", ""),
         describe_rate(rate) if keeps_waiting(rate := found.get("rate")) else "",
+        _pause_of(found),
     )
 
 
@@ -244,6 +249,10 @@ def _listed(server: str, stats: Mapping[str, Any]) -> Iterator[Row]:
         yield Row(server, each["key"], *seen, semaphore=True)
 
 
+def _pause_of(report: Mapping[str, Any]) -> str:
+    return describe_pause(report["paused"]) if report.get("paused") else ""
+
+
 def _longest(report: Mapping[str, Any]) -> float:
     """Return for how long who has waited longest has done so: where groups take turns not the first."""
     return max((waiter["waited_s"] for waiter in report["waiters"]), default=0.0)
@@ -256,11 +265,12 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     except (MovedError, RecoveringError):
         return None
     holders, waiters = report["holders"], len(report["waiters"])
-    pace = describe_rate(report.get("rate"))
+    pace, paused = describe_rate(report.get("rate")), _pause_of(report)
     if not holders:
-        # While grants are withheld from waiters, or somebody has a turn.
+        # While it is paused, grants are withheld from waiters, or somebody has a turn.
         free = replace(row, holders=0, waiters=waiters, label="", held_s=0.0, rate=pace)
-        return replace(free, oldest_s=_longest(report)) if waiters else None
+        free = replace(free, oldest_s=_longest(report), paused=paused)
+        return free if waiters or paused else None
     oldest = max(holders, key=lambda holder: holder["held_s"])
     return replace(
         row,
@@ -276,6 +286,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         newer=oldest.get("superseded_by", ""),
         group=oldest.get("group", ""),
         used=report.get("used", 0),
+        paused=paused,
         oldest_s=_longest(report),
     )
 

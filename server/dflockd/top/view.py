@@ -146,7 +146,7 @@ def _waiters(reports: Sequence[ServerReport], look: Look, frame: _Frame) -> tupl
             yet,
         ]
         if has_holder:
-            cells.append(Text(row.rate or short(row.holder, most) or "nobody yet"))
+            cells.append(Text(row.paused or row.rate or short(row.holder, most) or "nobody yet"))
         table.add_row(*cells, *([Text(row.server)] if shows_server else []))
     return table, len(rows)
 
@@ -238,7 +238,7 @@ def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableT
     key, waiters = Text(printable(row.key)), Text(str(row.waiters), "bold" if row.waiters else "")
     if not row.holders:
         empty: list[RenderableType] = [""] * (3 if has_bar else 2)
-        return [key, Text(row.rate or "nobody yet", "dim"), *empty, waiters]
+        return [key, Text(row.paused or row.rate or "nobody yet", "dim"), *empty, waiters]
     who = short(row.label, most) or "somebody"
     if row.owner:
         who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
@@ -249,6 +249,8 @@ def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableT
         who = f"{slots}: {who}"
     if row.rate:
         who += f", {row.rate}"
+    if row.paused:
+        who += f", {row.paused}"
     if row.newer:
         who += f", superseded by {printable(row.newer)}"
     held = "" if row.held_s == inf else duration(row.held_s + since)

@@ -296,6 +296,20 @@ wait: Final = _by_name(*_RESERVE, b"age", b"timeout", needed=b"timeout")
 renew: Final = _by_name(*_WHO, b"how", b"token", needed=b"token")
 
 
+def pause(argument: bytes) -> tuple[int | None, bytes, bytes]:
+    """Read for how many milliseconds to pause a key, by whom and why.
+
+    Raises:
+        MalformedError: it cannot be meant.
+    """
+    found = _named(argument, _PAUSE, b"reason")
+    span = number(found[b"for"], 1) if b"for" in found else None
+    return span, label(found.get(b"by", b"")), label(found.get(b"reason", b""))
+
+
+_PAUSE: Final = frozenset({b"for", b"by", b"reason"})
+
+
 # What stands in fields.
 
 

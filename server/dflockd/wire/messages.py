@@ -26,11 +26,14 @@ MAX_TICKET: Final = 64
 MAX_OWNER: Final = 64
 """Longest name of an owner, an instance, a version or a ref, in bytes."""
 
-FEATURES: Final = frozenset({b"slots", b"rates", b"groups", b"ages", b"turns", b"weights"})
+FEATURES: Final = frozenset(
+    {b"slots", b"rates", b"groups", b"ages", b"turns", b"pauses", b"weights"}
+)
 """What a server can know beyond the published protocol: each stands for some fields of requests.
 
 ``slots``: requests with named fields at all, with any limit, owners, labels, tickets and
 reservations. ``rates``, ``groups``, ``ages``, ``turns`` and ``weights``: the fields of that name.
+``pauses``: `Pause` and `Resume`.
 """
 
 MAX_ATTEMPT: Final = (1 << 31) - 1
@@ -304,6 +307,27 @@ class Evict(NamedTuple):
     fence: int
 
 
+class Pause(NamedTuple):
+    """``pause``: grant nothing of a lock, and announce no turn, until a `Resume`; for operators.
+
+    Its holder goes on, and waiters keep their positions. The latest replaces those before.
+    """
+
+    key: bytes
+    span: int | None = None
+    """Milliseconds after which it ends by itself."""
+    by: bytes = b""
+    """Who has paused it, for people..."""
+    reason: bytes = b""
+    """... and why."""
+
+
+class Resume(NamedTuple):
+    """``resume``: end the pause of a lock; those who wait are served at once."""
+
+    key: bytes
+
+
 class Shards(NamedTuple):
     """``shards``: which server of a cluster has which shard, as JSON.
 
@@ -383,6 +407,8 @@ Request: TypeAlias = (
     | Inspect
     | Find
     | Evict
+    | Pause
+    | Resume
     | Shards
     | Identify
     | Next

@@ -30,11 +30,13 @@ from dflockd.wire.messages import (
     Next,
     Owner,
     Pass,
+    Pause,
     Ping,
     Rate,
     Release,
     Renew,
     Request,
+    Resume,
     Shards,
     Space,
     StableRef,
@@ -171,6 +173,10 @@ def _hello(instance: bytes, argument: bytes) -> Request:
     return Hello(checked_name(instance), *arguments.hello(argument))
 
 
+def _pause(key: bytes, argument: bytes) -> Request:
+    return Pause(_key(key), *arguments.pause(argument))
+
+
 _FIND_FLAGS: Final = {b"waiters", b"all"}
 
 
@@ -192,6 +198,7 @@ _LINES: Final[dict[Any, tuple[bytes, Callable[[bytes], bytes] | None, Any]]] = {
     Next: (b"next", None, None),
     Pass: (b"pass", _key, checked_ticket),
     DrawAge: (b"age", _key, None),
+    Resume: (b"resume", _key, None),
     Listen: (b"listen", _key, arguments.token),
     Identify: (b"identify", None, checked_ticket),
     StableRef: (b"stable-ref", checked_name, None),
@@ -243,6 +250,7 @@ COMMANDS: Final[dict[bytes, Command]] = {
     b"evict": _of_a_key(OTHER, _LOCK, Evict, _fence),
     b"sevict": _of_a_key(OTHER, _SEMAPHORE, Evict, _fence),
     b"find": Command(_find, OTHER),
+    b"pause": Command(_pause, OTHER, longest=MAX_FIELDS),
     # Of all.
     **{command: _of_lines(message) for message, (command, _, _) in _LINES.items()},
 }
@@ -303,6 +311,11 @@ def encode_request(request: Request) -> bytes:
             return b"find\n%b\n%b\n" % (flags or ANY, text)
         case Evict(space, key, fence):
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
+        case Pause(key, span, by, reason):
+            said = b"" if span is None else b" for=%d" % span
+            said += b" by=" + by if by else b""
+            said += b" reason=" + reason if reason else b""
+            return b"pause\n%b\n%b\n" % (key, said[1:])
         case Shards(version, packed):
             tail = b" " + _PACKED if packed else b""
             return b"shards\n_\n%b%b\n" % (version or ANY, tail)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflockd import errors
-from dflockd.wire import Enqueue, Evict, Status, Wait
+from dflockd.wire import Enqueue, Evict, Pause, Status, Wait
 from tests.dflockd.client_support import Face
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.scripted_server import ScriptedServer
@@ -290,6 +290,9 @@ METHODS: dict[str, Callable[[Any, Any], Any]] = {
     "enqueue": lambda lock, value: lock.enqueue(value),
     "adopt": lambda lock, value: lock.adopt(value),
     "evict": lambda lock, value: lock.evict(value),
+    "pause": lambda lock, value: lock.pause(value),
+    "pause-reason": lambda lock, value: lock.pause(reason=value),
+    "pause-by": lambda lock, value: lock.pause(by=value),
     "wait": lambda lock, value: lock.wait(value),
     "wait-keep": lambda lock, value: lock.wait(0, value),
     "renew": lambda lock, value: lock.renew(value),
@@ -308,6 +311,7 @@ def test_any_argument_of_a_method_is_refused_or_works(
     scripted.script(Enqueue, Status.QUEUED)
     scripted.script(Wait, Status.TIMEOUT)
     scripted.script(Evict, Status.OK)
+    scripted.script(Pause, Status.OK)
     keep = st.tuples(NUMBERS | GARBAGE, NUMBERS | GARBAGE).map(
         lambda two: face.module.Reservation(*two)
     )

@@ -88,6 +88,7 @@ def wrong(lock: DistributedSemaphore) -> None:
     lock.wait("5")  # wrong
     lock.renew("5")  # wrong
     lock.evict("5")  # wrong
+    lock.pause("5")  # wrong
     lock.adopt(5)  # wrong
     token: str = lock.token  # wrong
 """,

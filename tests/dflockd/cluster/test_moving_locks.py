@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,32 @@ def test_a_drained_server_hands_over_holders_and_waiters_in_their_order(
     pinned.go_to(leaving)
     pinned.keep()
     assert pinned.release() == "ok"
+
+
+def test_a_paused_key_goes_with_its_shard_and_all_who_wait(cluster: ClusterStage) -> None:
+    """Nobody begins at either server while it is paused; then all do, in their order."""
+    there, here, _ = cluster.servers
+    key = cluster.key_at(there)
+    assert cluster.connect(there).ask("pause", key, "by=me reason=why") == "ok"
+    waiters = [cluster.connect(there) for _ in range(300)]
+    for waiter in waiters:
+        assert waiter.ask("e", key, LEASE) == "queued"
+        waiter.request("w", key, "60")
+    cluster.move([cluster.shard_of(key)], here)
+    resumed = []
+    for waiter in waiters:
+        status, _, _, _, ticket = waiter.line().split()
+        assert status == "error_moved"
+        client = cluster.connect(here)
+        client.request("acquire", key, f"timeout=60 lease={LEASE} ticket={ticket}")
+        resumed.append(client)
+    wait_for_waiters(cluster, here, key, len(waiters))
+    report = json.loads(cluster.connect(here).ask("i", key).removeprefix("ok "))
+    assert (report["holders"], report["paused"]["reason"]) == ([], "why")
+    assert cluster.connect(here).ask("resume", key) == "ok"
+    for client in resumed:
+        token = granted(client.line())
+        assert client.ask("r", key, token) == "ok"
 
 
 def stop_together(cluster: ClusterStage) -> None:

@@ -14,6 +14,7 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.shards import format_shard_value, parse_shard_value
 from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, ReservedPosition, Snapshot, WaiterRecord
+from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
 from dflockd.wire import MAX_LIMIT, FairGroup, Space
 from tests.dflockd.cluster.view_support import owners
@@ -103,28 +104,31 @@ def packed(document: object) -> bytes:
 
 
 HOLD = [0, "a", 1, 7, 4, 0, 0, "", False, "", 0, 0, False, "", 1]
+PAUSE = ["a", "me", "a reason", 1.5, None]
 WAITER = [0, "a", 1, "t", 4, 0, "", None, "", 0, 0, None]
 
 
 def test_what_is_refused_below_would_be_read() -> None:
-    loaded = snapshots.load(packed([7, [HOLD], [WAITER], [], [], None]), 7, 0.0)
-    assert (len(loaded.holds), len(loaded.waiters)) == (1, 1)
+    loaded = snapshots.load(packed([7, [HOLD], [WAITER], [], [], [PAUSE], None]), 7, 0.0)
+    assert (len(loaded.holds), len(loaded.waiters), len(loaded.pauses)) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
     "data",
     [
         *(b"", b"{}", packed({}), packed([]), packed(None), packed([7]), packed([7, [], []])),
-        packed([7, [], [], [], [], None])[:-1],
-        packed([6, [], [], [], [], None]),
-        packed([7, 7, [], [], [], None]),
+        packed([7, [], [], [], [], [], None])[:-1],
+        packed([6, [], [], [], [], [], None]),
+        packed([7, 7, [], [], [], [], None]),
         *(
-            packed([7, [[*HOLD[:3], fence, *HOLD[4:]]], [], [], [], None])
+            packed([7, [[*HOLD[:3], fence, *HOLD[4:]]], [], [], [], [], None])
             for fence in ("7", -1, 1.5, None, True, 1 << 64)
         ),
-        packed([7, [HOLD[:-1]], [], [], [], None]),
-        packed([7, [[*HOLD[:2], "1", *HOLD[3:]]], [], [], [], None]),
-        packed([7, [], [[*WAITER[:4], "4", *WAITER[5:]]], [], [], None]),
+        packed([7, [], [], [], [], [PAUSE[:-1]], None]),
+        packed([7, [], [], [], [], [[*PAUSE[:-1], "soon"]], None]),
+        packed([7, [HOLD[:-1]], [], [], [], [], None]),
+        packed([7, [[*HOLD[:2], "1", *HOLD[3:]]], [], [], [], [], None]),
+        packed([7, [], [[*WAITER[:4], "4", *WAITER[5:]]], [], [], [], None]),
     ],
 )
 def test_a_snapshot_that_is_none_or_of_another_epoch_is_refused(data: bytes) -> None:
@@ -141,8 +145,8 @@ def test_a_beginning_counts_as_long_as_it_did_or_some_milliseconds_longer(
 ) -> None:
     now, there = 86_400.0, 86_400.0 + ahead
     record = RateRecord(Space.LOCK, b"k", 5, 60.5, 3, tuple(times))
-    data = snapshots.dump(Snapshot([], [], (), [record], now - 7), 7, now)
-    [rate], since = snapshots.load(data, 7, there)[3:]
+    data = snapshots.dump(Snapshot([], [], (), [record], (), now - 7), 7, now)
+    [rate], _, since = snapshots.load(data, 7, there)[3:]
     assert rate._replace(times=()) == record._replace(times=())
     for time, read in zip(times, rate.times, strict=True):
         assert -1e-6 < (read - there) - (time - now) < 0.0021
@@ -152,3 +156,22 @@ def test_a_beginning_counts_as_long_as_it_did_or_some_milliseconds_longer(
 def test_what_a_leader_writes_can_be_read() -> None:
     record = ShardRecord("a:1", "b:1", ("pinned", "e:3", "other"))
     assert parse_shard_value(format_shard_value(record)) == record
+
+
+@given(
+    since=st.floats(0, 2000),
+    left=st.floats(0.001, 1e7) | st.just(NEVER),
+    ahead=st.floats(-5000, 5000),
+    said=st.tuples(keys, texts.map(str.encode), texts.map(str.encode)),
+)
+def test_a_pause_ends_at_the_same_time_by_another_clock(
+    since: float, left: float, ahead: float, said: tuple[bytes, bytes, bytes]
+) -> None:
+    now, there = 2000.0, 2000.0 + ahead
+    snapshot = Snapshot([], [], pauses=[PauseRecord(*said, since, now + left)])
+    assert not snapshot.is_empty
+    [read] = snapshots.load(snapshots.dump(snapshot, 7, now), 7, there).pauses
+    assert read[:3] == said
+    assert read.since - there == pytest.approx(since - now, abs=0.0011)
+    # Never sooner: what somebody has paused does not begin before they said.
+    assert read.until - there == pytest.approx(left, abs=0.0011)

@@ -150,6 +150,7 @@ def test_what_nobody_holds(site: Site) -> None:
         "omitted_holders": 0,
         "omitted_waiters": 0,
         "pace_s": None,
+        "paused": None,
     }
 
 
@@ -339,6 +340,71 @@ def test_only_the_holder_that_was_meant_is_released(closed_site: Site) -> None:
     log = "\n".join(site.server.log)
     assert "never-held" not in log
     assert str(fence - 1) not in log
+
+
+def pause(site: Site, method: str, **query: object) -> Answer:
+    return site.ask(f"/api/pause?{urlencode(query)}", method)
+
+
+def test_nobody_pauses_a_key_on_a_server_without_a_token(site: Site) -> None:
+    for method in ("POST", "DELETE"):
+        answer = pause(site, method, key="theirs")
+        assert answer.status == 403
+        assert "--auth-token-file" in answer.json["error"]
+    site.server.connect().lock("theirs")
+
+
+def test_an_operator_pauses_a_key_and_resumes_it(closed_site: Site) -> None:
+    site = closed_site
+    answer = site.ask(
+        f"/api/pause?{urlencode({'key': 'vendor:7', 'for': 90, 'reason': 'it is down'})}",
+        "POST",
+        basic("ann"),
+    )
+    assert (answer.status, answer.json) == (200, {"paused": "vendor:7"})
+    waiter = named(site, "waiter")
+    waiter.request("l", "vendor:7", "30")
+    eventually(lambda: waiting(site, "vendor:7", 1))
+    paused = site.lock("vendor:7")["paused"]
+    assert (paused["by"], paused["reason"]) == ("'ann' at 127.0.0.1", "it is down")
+    assert 60 < paused["left_s"] <= 90 - paused["paused_s"] + 0.01
+    (row,) = site.json("/api/locks", search="vendor")["locks"]
+    assert (row["paused"]["reason"], row["holder"], row["waiters"]) == ("it is down", None, 1)
+    assert site.metric("dflockd_paused_keys") == 1
+
+    assert pause(site, "DELETE", key="vendor:7").json == {"resumed": "vendor:7"}
+
+    assert waiter.line().startswith("ok ")
+    assert site.lock("vendor:7")["paused"] is None
+    assert site.metric("dflockd_paused_keys") == 0
+    assert pause(site, "DELETE", key="vendor:7").status == 409
+    site.server.wait_for_log("pauses 'vendor:7' for 90 s, by \"'ann' at 127.0.0.1\": 'it is down'")
+    site.server.wait_for_log("resumes 'vendor:7'")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"key": "a b"},
+        {"key": "k", "space": "semaphore"},
+        {"key": "k", "for": "0"},
+        {"key": "k", "for": "1.5"},
+        {"key": "k", "for": "9223373"},
+        {"key": "k", "reason": "two\nlines"},
+        {"key": "k", "by": "x" * 257},
+    ],
+)
+def test_a_pause_that_cannot_be_meant(closed_site: Site, query: dict[str, object]) -> None:
+    assert pause(closed_site, "POST", **query).status == 400
+    assert closed_site.lock("k")["paused"] is None
+
+
+def test_as_many_keys_are_paused_as_there_may_be_locks(start_site: StartSite) -> None:
+    site = start_site("--max-locks", "1", "--auth-token", SECRET)
+    site.headers = bearer()
+    assert pause(site, "POST", key="one").status == 200
+    assert pause(site, "POST", key="two").status == 409
 
 
 def test_nothing_shown_is_secret(closed_site: Site) -> None:

@@ -81,7 +81,7 @@ def test_no_segment_at_all_is_damage(tmp_path: Path) -> None:
     for trust in (Trust.KEPT, Trust.CUT):
         with pytest.raises(DamagedError, match="journal-00000001-000000000001: missing"):
             read(disk, Journaled(IDENTITY, 1, []), trust)
-    assert read(disk, Journaled(IDENTITY, 1, []), Trust.NONE) == ([], 0, (), ())
+    assert read(disk, Journaled(IDENTITY, 1, []), Trust.NONE) == ([], 0, (), (), ())
 
 
 @pytest.mark.parametrize("which", [0, 1, -1])
@@ -250,7 +250,7 @@ def test_a_journal_is_an_end_of_its_own(tmp_path: Path) -> None:
     # Each generation is judged by itself.
     log = Journal(Disk(tmp_path), IDENTITY, 2)
     log.start([], 9)
-    assert read(Disk(tmp_path), Journaled(IDENTITY, 2, []), Trust.KEPT) == ([], 9, (), ())
+    assert read(Disk(tmp_path), Journaled(IDENTITY, 2, []), Trust.KEPT) == ([], 9, (), (), ())
     with pytest.raises(DamagedError):
         read(Disk(tmp_path), Journaled(IDENTITY, 1, []), Trust.KEPT)
 

@@ -15,14 +15,17 @@ from dflockd.storage.journal import LONGEST
 from dflockd.storage.records import (
     MUST_BE_KNOWN,
     JournalRecord,
+    PausedKey,
     UnknownRecordError,
     decode,
     encode_end,
     encode_hold,
     encode_newest,
     encode_packed,
+    encode_pause,
 )
 from dflockd.table import HoldRecord, NewestRecord
+from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import PackedRecord
 from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
 from dflockd.wire.tokens import MAX_FENCE
@@ -59,14 +62,25 @@ newest = st.builds(
     st.integers(0, MAX_FENCE),
     st.binary(max_size=MAX_LINE),
 )
-names = st.integers(-MAX_FENCE, MAX_FENCE) | st.binary(min_size=1, max_size=MAX_LINE)
-records = st.lists(holds | newest | names, max_size=5)
+pauses = st.builds(
+    PauseRecord,
+    st.binary(min_size=1, max_size=MAX_LINE),
+    st.binary(max_size=MAX_LINE),
+    st.binary(max_size=MAX_LINE),
+    numbers,
+    numbers | st.just(NEVER),
+)
+paused = st.builds(PausedKey, st.binary(min_size=1, max_size=MAX_LINE))
+names = st.integers(-MAX_FENCE, MAX_FENCE) | st.binary(min_size=1, max_size=MAX_LINE) | paused
+records = st.lists(holds | newest | pauses | names, max_size=5)
 
 
 def encoded(record: JournalRecord, seed: int = SEED) -> bytes:
     if isinstance(record, NewestRecord):
         return encode_newest(record, seed)
-    if isinstance(record, int | bytes):
+    if isinstance(record, PauseRecord):
+        return encode_pause(record, seed)
+    if isinstance(record, int | bytes | PausedKey):
         return encode_end(record, seed)
     return encode_hold(record, seed)
 
@@ -83,9 +97,9 @@ def test_what_is_decoded_is_what_was_encoded(written: list[JournalRecord]) -> No
     assert decoded(data + b"\xff" * 100, len(data)) == (written, len(data))
 
 
-@given(holds)
-def test_there_is_room_for_every_record(record: HoldRecord) -> None:
-    assert len(encode_hold(record, SEED)) <= LONGEST
+@given(holds | pauses)
+def test_there_is_room_for_every_record(record: HoldRecord | PauseRecord) -> None:
+    assert len(encoded(record)) <= LONGEST
 
 
 @given(records.filter(bool))

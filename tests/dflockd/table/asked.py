@@ -29,12 +29,14 @@ from dflockd.wire import (
     Next,
     Owner,
     Pass,
+    Pause,
     Ping,
     Rate,
     Release,
     Renew,
     Request,
     Reserve,
+    Resume,
     Space,
     StableRef,
     Stats,
@@ -57,6 +59,7 @@ from tests.dflockd.table.drawn import (
     names,
     numbers,
     owners,
+    pauses,
     reserves,
     said,
     timeouts,
@@ -350,6 +353,14 @@ class Asked(Compared):
         name, token = self.live_token(which)
         self.ask(choice, Evict(Space(name[0]), name[1], fence_from_token(token)))
 
+    @rule(choice=numbers, name=locks, span=pauses, by=st.sampled_from([b"", b"me"]))
+    def pause(self, choice: int, name: Name, span: int | None, by: bytes = b"") -> None:
+        self.ask(choice, Pause(name[1], span, by, by and b"a reason"))
+
+    @rule(choice=numbers, name=locks)
+    def resume(self, choice: int, name: Name) -> None:
+        self.ask(choice, Resume(name[1]))
+
     @rule(choice=numbers, which=numbers, lease=leases, how=hows, more=said)
     def renew(
         self,
@@ -412,13 +423,15 @@ class Asked(Compared):
         ]
         rates = [self.kept_rates[number] for number in sorted(self.kept_rates)]
         self.kept_rates.clear()
-        self.table.restore(holds, self.model.now, rates)
+        pauses = list(self.kept_pauses.values())
+        self.kept_pauses.clear()
+        self.table.restore(holds, self.model.now, rates, pauses)
         self.table.remember(newest)
         self.kept_newest.clear()
         if until > self.model.now:
             self.table.recover(until)
             self.table.doubt_rates(until)
-        self.model.crash(holds, until)
+        self.model.crash(holds, until, pauses)
         self.model.newest = {record.key: (record.age, record.label) for record in newest}
         self.peers.clear()
         self.kept.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from hypothesis.stateful import (
@@ -24,6 +25,7 @@ from dflockd.table import (
 from dflockd.table import (
     Hold as TableHold,
 )
+from dflockd.table.pauses import KeyPause, PauseRecord
 from dflockd.table.rates import RateBlock, RateRecord
 from dflockd.table.state import Waiter
 from dflockd.table.states import EXPECTED
@@ -66,6 +68,7 @@ class Compared(RuleBasedStateMachine):
         self.model.authentic = self.authentic
         self.kept: dict[int, HoldRecord] = {}  # what the changes say, by fence
         self.kept_newest: dict[bytes, NewestRecord] = {}
+        self.kept_pauses: dict[bytes, PauseRecord] = {}
         self.last_fence = FIRST_FENCE
         self.crashed = False  # once a machine is lost, badly behaved clients are believed
         self.peers: dict[int, Peer] = {}
@@ -108,6 +111,11 @@ class Compared(RuleBasedStateMachine):
                 self.kept_rates.pop(hold.number, None)
                 if not hold.ended:
                     self.kept_rates[hold.number] = hold.kept()
+            elif isinstance(hold, KeyPause):
+                if hold.ended:
+                    self.kept_pauses.pop(hold.key, None)
+                else:
+                    self.kept_pauses[hold.key] = hold.kept()
             elif not isinstance(hold, TableHold):
                 if not hold.ended:
                     self.kept_newest[hold.key] = hold.kept()
@@ -197,7 +205,7 @@ class Compared(RuleBasedStateMachine):
                 used = sum(each.weight for each in before)
                 is_within = used + min(hold.weight, hold.limit) <= hold.limit
                 assert is_within or hold.limit == 0 or (self.crashed and hold.limit > 1)
-            assert entry.holds or entry.waiters
+            assert entry.is_used
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
             key = self.model.keys[entry.space, entry.key]
             waiters = [
@@ -217,6 +225,7 @@ class Compared(RuleBasedStateMachine):
                 kept = sum(each.weight for each in key.queue if each.has_slot and each.is_rated)
                 if rate.free(then) <= kept:  # a place is held for who is back only later
                     waiters = [w for w in waiters if w.state == EXPECTED or not w.is_rated]
+            free = 0 if key.pause else free
             told = [waiter for waiter in entry.waiters or () if waiter.is_told]
             free -= sum(waiter.state == EXPECTED for waiter in told)
             queue = entry.waiters or ()
@@ -248,6 +257,9 @@ class Compared(RuleBasedStateMachine):
         ages = {each.key: (each.age, each.label) for each in self.kept_newest.values()}
         assert ages == self.model.newest
         assert len(self.table.newest) == len(ages)
+        pauses = [key.pause for key in self.model.keys.values() if key.pause]
+        assert self.kept_pauses.keys() == {pause.name[1] for pause in pauses}
+        assert self.table.slots.paused == len(pauses)
 
     def holds(self) -> dict[bytes, HoldRecord]:
         entries = self.entries().values()
@@ -262,6 +274,15 @@ class Compared(RuleBasedStateMachine):
         for name, key in model.keys.items():
             entry = entries[name]
             assert entry.limit == key.limit
+            if key.pause is None:
+                assert entry.pause is None
+            else:
+                assert entry.pause is not None
+                said = entry.pause.kept()
+                assert said == self.kept_pauses[name[1]]
+                assert said[1:4] == (key.pause.by, key.pause.reason, key.pause.begun)
+                is_endless = key.pause.deadline is None
+                assert is_endless == (said.until == math.inf)
             assert [
                 (
                     hold.peer.id if hold.peer else None,

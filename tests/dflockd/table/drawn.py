@@ -42,6 +42,7 @@ timeouts = st.sampled_from([0, 1, 3, 5, 10, 20])
 held = st.sampled_from([0, 500, 1000, 3000, 3000, 10_000])
 turns = held.map(lambda hold: 2 * hold + 1 if hold == 10_000 else hold)  # of which one is too long
 reserves = st.builds(Reserve, st.sampled_from([0, 0, 1000, 2500, 5000, 20_001]), held)
+pauses = st.sampled_from([None, 1, 1000, 2500, 5000])
 hows = st.sampled_from([How.PLAIN, How.PLAIN, How.CONFIRM, How.BEGUN, How.DETACH])
 instances = st.sampled_from([b"", b"here", b"here", b"there"])
 

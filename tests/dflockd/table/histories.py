@@ -52,6 +52,10 @@ class TableMachine(Asked):
     def teardown(self) -> None:
         if not hasattr(self, "table"):
             return
+        self.greet(b"")
+        for name in [name for name, key in self.model.keys.items() if key.pause]:
+            self.resume(len(self.peers) - 1, name)
+            self.state_is_the_same()
         if self.model.grants % 2:
             keep = self.model.grants % 4 == 1
             self.model.advance(self.places())
@@ -81,7 +85,12 @@ class TableMachine(Asked):
 
 
 def come_and_go(
-    seed: int, *, in_groups: bool = False, rated: bool = False, weighed: bool = False
+    seed: int,
+    *,
+    in_groups: bool = False,
+    rated: bool = False,
+    weighed: bool = False,
+    paused: bool = False,
 ) -> TableMachine:
     """A few peers about two keys, with many positions that are kept: chance alone makes few."""
     dice = random.Random(seed)
@@ -244,6 +253,16 @@ def come_and_go(
         moves |= {
             lambda: machine.time_passes(dice.choice([1, 1, 2, 4]), dice.random() < 0.5): 4,
             lambda: machine.time_passes_to_a_deadline(number(), dice.random() < 0.5): 2,
+        }
+
+    if paused:
+        spans = [None, 500, 1000, 2500, 6000]
+        moves |= {
+            lambda: machine.pause(
+                number(), key()[0], dice.choice(spans), dice.choice([b"", b"me"])
+            ): 2,
+            lambda: machine.resume(number(), key()[0]): 2,
+            crash: 0.5,
         }
 
     for number_of_move, move in enumerate(dice.choices([*moves], [*moves.values()], k=150)):

@@ -11,6 +11,7 @@ from tests.dflockd.table.naive_state import (
     Key,
     NaiveState,
     Name,
+    Pause,
     PlacesOfRate,
     Waiter,
     name_of,
@@ -36,7 +37,7 @@ class NaiveRules(NaiveState):
         self._clock += 1
         return self._clock
 
-    def _set(self, what: Hold | Waiter, span: float) -> None:
+    def _set(self, what: Hold | Waiter | Pause, span: float) -> None:
         what.deadline, what.span, what.since = self.now + span, span, self._tick()
 
     def _block(self, waiter: Waiter, timeout: int) -> None:
@@ -176,6 +177,7 @@ class NaiveRules(NaiveState):
     ) -> Hold:
         key = self.keys[name]
         assert key.fits(weight_of(group), key.aside())
+        assert not key.pause
         self.seen["granted beside a slot"] += any(p.has_slot for p in key.queue)
         now = self._tick()
         number, deadline = self.grants + 1, self.now + lease
@@ -201,7 +203,7 @@ class NaiveRules(NaiveState):
         if waiter in peer.enqueued:
             peer.enqueued.remove(waiter)
         key = self.keys[waiter.name]
-        if not key.holds and not key.queue:
+        if not key.is_used:
             del self.keys[waiter.name]
 
     def _end(self, hold: Hold, *, has_begun: bool = True) -> None:
@@ -225,6 +227,9 @@ class NaiveRules(NaiveState):
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""
         key = self.keys[name]
+        if key.pause:
+            self.seen["waits for the end of a pause"] += any(each.wants for each in key.queue)
+            return
         if key.is_grouped:
             self._serve_groups(name, key)
             return
@@ -249,7 +254,7 @@ class NaiveRules(NaiveState):
                 key.queue.remove(waiter)
                 self.seen["passed"] += 1
         self._starve(name, key)
-        if not key.holds and not key.queue:
+        if not key.is_used:
             del self.keys[name]
 
     def _starve(self, name: Name, key: Key) -> None:
@@ -278,8 +283,10 @@ class NaiveRules(NaiveState):
         """Serve who is back, and had a slot for nobody else."""
         key = self.keys[waiter.name]
         most = min(key.limit, self._most)
+        if has_slot and key.pause:
+            self.seen["back to a paused key"] += 1
         has_slot = has_slot and self._has_places(waiter) and self.can_start(waiter)
-        has_slot = has_slot and most - len(key.holds) > self._told(key)
+        has_slot = has_slot and most - len(key.holds) > self._told(key) and not key.pause
         if waiter.weight > 1:
             has_slot = has_slot and key.has_room(name_of(waiter.group), waiter.weight)
         if has_slot and key.fits(waiter.weight, key.aside()):
@@ -347,7 +354,7 @@ class NaiveRules(NaiveState):
                 key.queue.remove(waiter)
                 self._give(waiter)
         self._starve(name, key)
-        if not key.holds and not key.queue:
+        if not key.is_used:
             del self.keys[name]
 
     def _next_of_groups(
@@ -422,6 +429,8 @@ class NaiveRules(NaiveState):
             return not is_rated or self.rates[name].free(self.now) >= min(
                 weight_of(group), self.rates[name].runs
             )
+        if key.pause:
+            return False
         plain, rated = self.ahead(key)
         weight = weight_of(group)
         if is_rated and (rated or self._places(name) < min(weight, self.rates[name].runs)):

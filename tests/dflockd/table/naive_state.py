@@ -101,6 +101,19 @@ class Hold:
 
 
 @dataclass(eq=False)
+class Pause:
+    """Why nothing of a key is granted."""
+
+    name: Name
+    by: bytes
+    reason: bytes
+    begun: float
+    deadline: float | None = None
+    span: float = 0
+    since: int = 0
+
+
+@dataclass(eq=False)
 class PlacesOfRate:
     """How many runs of a key may begin in a window, and when those of late have begun."""
 
@@ -134,9 +147,10 @@ class PlacesOfRate:
 
 @dataclass(eq=False)
 class Key:
-    """A key that is held or waited for."""
+    """A key that is held or waited for, or paused."""
 
     limit: int
+    pause: Pause | None = None
     holds: list[Hold] = field(default_factory=list)
     queue: list[Waiter] = field(default_factory=list)
     is_grouped: bool = False
@@ -175,6 +189,10 @@ class Key:
         """What there is in a group: if it changes, it is not stuck any more."""
         each = [(id(w), w.peer, w.wants, w.is_rated, w.turn) for w in self.of_group(name)]
         return self.limits.get(name, 0), self.taken(name), each
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.holds or self.queue or self.pause)
 
     def of_group(self, name: bytes) -> list[Waiter]:
         return [waiter for waiter in self.queue if name_of(waiter.group) == name]
@@ -283,11 +301,12 @@ class NaiveState:
     def holds(self) -> list[Hold]:
         return [hold for key in self.keys.values() for hold in key.holds]
 
-    def timed(self) -> list[Hold | Waiter]:
+    def timed(self) -> list[Hold | Waiter | Pause]:
         peers = self.peers.values()
         waiting = [peer.waiting for peer in peers if peer.waiting and not peer.waiting.is_told]
         told = [waiter for waiter in self.told() if waiter.has_slot]
-        return [*self.holds(), *waiting, *self.away, *told]
+        pauses = [key.pause for key in self.keys.values() if key.pause]
+        return [*self.holds(), *waiting, *self.away, *told, *pauses]
 
     @property
     def grants(self) -> int:

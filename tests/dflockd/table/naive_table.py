@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dflockd.table import HoldRecord
+from dflockd.table.pauses import PauseRecord
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -25,17 +26,20 @@ from dflockd.wire import (
     Release,
     Renew,
     Request,
+    Resume,
     StableRef,
     Stats,
     Unbegun,
     Wait,
 )
+from dflockd.wire import Pause as PauseAsked
 from tests.dflockd.table.naive_rules import NaiveRules
 from tests.dflockd.table.naive_state import (
     Answer,
     Hold,
     Key,
     Name,
+    Pause,
     Peer,
     Waiter,
     rounded,
@@ -76,6 +80,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 Pass: self.let_pass,
                 Listen: self.listen,
                 Evict: self.evict,
+                PauseAsked: self.pause,
+                Resume: self.resume,
                 StableRef: self.stable_ref,
             }
             handlers[type(request)](peer, request)
@@ -113,6 +119,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._look_at_groups(key)
             if isinstance(first, Hold):
                 self._end(first)
+            elif isinstance(first, Pause):
+                self.seen["a pause that ends by itself"] += 1
+                self._end_pause(first.name)
             elif first.is_told:
                 self._pass_on(first)
             elif first.reservation:
@@ -143,7 +152,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 if waiter.peer == number and not waiter.is_told:
                     key.queue.remove(waiter)
         # Who has waited for a place may have been the last one there.
-        self.keys = {name: key for name, key in self.keys.items() if key.holds or key.queue}
+        self.keys = {name: key for name, key in self.keys.items() if key.is_used}
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance(places)
@@ -188,8 +197,10 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 if waiter.hold and waiter.hold.token is None:
                     self._end(waiter.hold, has_begun=False)
 
-    def crash(self, kept: list[HoldRecord], recovers_until: float) -> None:
-        """Go on with nothing but some of the holds whose tokens are known to somebody."""
+    def crash(
+        self, kept: list[HoldRecord], recovers_until: float, pauses: list[PauseRecord]
+    ) -> None:
+        """Go on with nothing but some of the holds whose tokens are known to somebody, and pauses."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended, self.starved = {}, {}, [], set(), {}
         self.kept = self.forgotten = 0
@@ -210,6 +221,13 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             hold.is_doubted = recovers_until > self.now
             until = max(record.deadline, recovers_until if hold.is_doubted else 0)
             self._set(hold, rounded(until - self.now))
+        for pause in pauses:
+            if pause.until > self.now:
+                self.seen["a pause after a crash"] += 1
+                key = self.keys.setdefault((0, pause.key), Key(1))
+                key.pause = Pause((0, pause.key), pause.by, pause.reason, pause.since)
+                if pause.until < math.inf:
+                    self._set(key.pause, rounded(pause.until - self.now))
         if recovers_until > self.now:
             self.rates_since = recovers_until
         for rate in self.rates.values():  # what nobody was told of has not begun
@@ -269,7 +287,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self._reply(peer, "error_max_waiters")
         elif request.timeout == 0 and not request.reserve:
             self._reply(peer, "timeout")
-            if not key.holds and not key.queue:
+            if not key.is_used:
                 self.seen["a try that finds no place"] += 1
                 del self.keys[name]
         else:
@@ -477,6 +495,32 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         self._answer(peer, "ok" if hold else "error")
         if hold:
             self._end(hold)
+
+    def pause(self, peer: int, request: PauseAsked) -> None:
+        name = (0, request.key)
+        if name not in self.keys and len(self.keys) >= self.limits.max_locks:
+            self._answer(peer, "error_max_locks")
+            return
+        key = self.keys.setdefault(name, Key(1))
+        self.seen["paused anew" if key.pause else "paused"] += 1
+        self.seen["paused while it is held"] += bool(key.holds)
+        key.pause = Pause(name, request.by, request.reason, self.now)
+        if request.span is not None:
+            self._set(key.pause, request.span / 1000)
+        self._answer(peer, "ok")
+
+    def resume(self, peer: int, request: Resume) -> None:
+        name = (0, request.key)
+        is_paused = name in self.keys and self.keys[name].pause is not None
+        self._answer(peer, "ok" if is_paused else "error")
+        if is_paused:
+            self._end_pause(name)
+
+    def _end_pause(self, name: Name) -> None:
+        before = self.grants
+        self.keys[name].pause = None
+        self._serve(name)
+        self.seen["granted at the end of a pause"] += self.grants > before
 
     def stable_ref(self, peer: int, _request: StableRef) -> None:
         self._answer(peer, "error" if self.peers[peer].detaches else "ok")

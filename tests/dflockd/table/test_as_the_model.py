@@ -72,15 +72,45 @@ def test_rates_turns_groups_and_ages_are_at_one_key_as_in_the_model(seeds: range
 def test_weights_count_as_in_the_model(seeds: range, in_groups: bool, rated: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
-        machine = come_and_go(seed, in_groups=in_groups, rated=rated, weighed=True)
+        machine = come_and_go(
+            seed, in_groups=in_groups, rated=rated, weighed=True, paused=seed % 2 > 0
+        )
         seen.update(machine.model.seen)
         machine.teardown()
     for what in (*OF_WEIGHTS, *(OF_RATES[:2] if rated else ()), "told", "back", "held", "older"):
+        assert seen[what] > 2, seen
+    for what in ("paused", "waits for the end of a pause", "granted at the end of a pause"):
         assert seen[what] > 2, seen
     assert seen["waits for more places"] > 2 or not rated, seen
 
 
 OF_WEIGHTS = ("a weight that is granted", "waits for more slots")
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1400), marks=pytest.mark.soak)], ids=len
+)
+@pytest.mark.timeout(900)
+def test_keys_are_paused_as_in_the_model(seeds: range) -> None:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        machine = come_and_go(seed, in_groups=seed % 3 > 0, rated=seed % 3 > 1, paused=True)
+        seen.update(machine.model.seen)
+        machine.teardown()
+    for what in OF_PAUSES:
+        assert seen[what] > 2, seen
+
+
+OF_PAUSES = (
+    "paused",
+    "paused anew",
+    "paused while it is held",
+    "waits for the end of a pause",
+    "back to a paused key",
+    "a pause that ends by itself",
+    "a pause after a crash",
+    "granted at the end of a pause",
+)
 
 OF_RATES = (
     "a place that is free again",

@@ -37,6 +37,7 @@ from dflockd.wire import (
     Next,
     Owner,
     Pass,
+    Pause,
     Ping,
     Rate,
     Release,
@@ -44,6 +45,7 @@ from dflockd.wire import (
     Reply,
     Request,
     Reserve,
+    Resume,
     Shards,
     Space,
     StableRef,
@@ -65,6 +67,7 @@ TO_OTHERS = {
     "release",
     "unbegun",
     "evict",
+    "resume",
     "advance",
     "acquire as the newest",
     "more of it",
@@ -264,6 +267,10 @@ def questions(crowd: Crowd) -> Iterator[Question]:
     for token in crowd.tokens[-3:-2]:
         yield ask("evict", Evict(LOCK, KEY, int(token[:16], 16)))
     yield ask("pass", Pass(KEY, b"1"))
+    yield ask("pause", Pause(KEY, 900_000))
+    yield ask("pause anew", Pause(KEY))
+    yield ask("try while it is paused", Acquire(LOCK, KEY, limit, 0, None))
+    yield ask("resume", Resume(KEY))
     newest = [DrawAge(KEY), DrawAge(KEY)]
     for number, draw in enumerate(newest):
         yield ask("age", draw)

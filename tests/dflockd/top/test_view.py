@@ -96,6 +96,17 @@ def test_who_waits_for_its_rate() -> None:
     assert "a holder" not in drawn
 
 
+def test_a_paused_key() -> None:
+    paused = "paused by ann@w1 for 12 s: it is down"
+    held = row("api", label="a holder", paused=paused)
+    assert f"a holder, {paused} " in lines(report(held), width=160)[2]
+    free = lines(report(row("api", holders=0, waiters=3, paused=paused)), width=160)[2]
+    assert paused in free
+    waits = Waiting("one:1", "api", 1, 3, "sync web-3", 5.0, paused=paused)
+    look = Look(list(SORTS), "waiters", view=WAITERS)
+    assert paused in lines(report(waiting=[waits]), look=look, width=160)[2]
+
+
 def test_time_goes_on_between_two_answers() -> None:
     [drawn] = [line for line in lines(report(row("key")), later=12.0) if line.startswith("key")]
     assert "17 s" in drawn

@@ -30,6 +30,7 @@ from dflockd.wire import (
     Listen,
     Owner,
     Pass,
+    Pause,
     Ping,
     Rate,
     Release,
@@ -37,6 +38,7 @@ from dflockd.wire import (
     Request,
     RequestReader,
     Reserve,
+    Resume,
     Shards,
     Space,
     StableRef,
@@ -50,6 +52,8 @@ LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 ME = Owner(b"run-7", 2)
+
+PAUSE = Pause(b"k", 500, b"ann@w1", b"the vendor = down")
 
 # What is read from these bytes, and which bytes are sent for it.
 FRAMES: list[tuple[bytes, Request]] = [
@@ -219,6 +223,10 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"find\nall\nx\n", Find(b"x", notes=True)),
     (b"evict\nk\n18446744073709551615\n", Evict(LOCK, b"k", 2**64 - 1)),
     (b"sevict\nk\n1\n", Evict(SEMAPHORE, b"k", 1)),
+    (b"pause\nk\n\n", Pause(b"k")),
+    (b"pause\nk\nfor=500 by=ann@w1 reason=the vendor = down\n", PAUSE),
+    (b"pause\nk\nreason=for=1 by=me\n", Pause(b"k", reason=b"for=1 by=me")),
+    (b"resume\nk\n_\n", Resume(b"k")),
 ]
 
 
@@ -254,6 +262,7 @@ fields = st.sampled_from(
         ),
         *(b"token=abc", b"how=begun", b"how=detach", b"version=1", b"secret=a b", b"label=a b"),
         *(b"timeout=", b"limit=0", b"rate=1/", b"how=so", b"colour=red", b"=", b"=1", b"timeout"),
+        *(b"for=500", b"by=ann", b"reason=a b", b"for=0", b"by=", b"reason=\xff"),
         *(b"label=", b"label=\xff", b"label=a\0b", b"label=%b" % (b"x" * (MAX_LINE + 1)), b"\t"),
         *(b"owner=%b" % (b"o" * (MAX_OWNER + 1)), b"ticket=%b" % (b"t" * 65), b"group=\xff", b""),
         *(b"owner=%b" % (b"o" * MAX_OWNER), b"group=%b" % (b"g" * (MAX_LINE + 1))),

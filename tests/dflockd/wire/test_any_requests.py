@@ -35,12 +35,14 @@ from dflockd.wire import (
     Malformed,
     Owner,
     Pass,
+    Pause,
     Ping,
     Rate,
     Release,
     Renew,
     Request,
     Reserve,
+    Resume,
     Shards,
     Space,
     StableRef,
@@ -79,6 +81,8 @@ owners = st.none() | st.builds(Owner, names, st.integers(0, MAX_ATTEMPT), st.jus
 labels = st.text(max_size=60).filter(str.isprintable).map(str.encode)
 
 labels = labels | labels.map(lambda label: label + b" label=x limit=3 secret=y")
+
+bys = labels.map(lambda label: label.replace(b" ", b"-"))
 
 rates = st.none() | st.builds(Rate, st.integers(1, MAX_RATE), st.integers(1, MAX_SECONDS))
 
@@ -132,6 +136,8 @@ requests_ = st.one_of(
     made(Inspect, spaces, keys),
     made(Find, labels, st.booleans(), st.booleans()),
     made(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
+    made(Pause, keys, st.none() | st.integers(1, MAX_SECONDS), bys, labels),
+    made(Resume, keys),
     made(Shards, st.just(b"") | tickets, st.booleans()),
     made(Identify, tickets),
     made(Pass, keys, tickets),

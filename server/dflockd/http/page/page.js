@@ -326,16 +326,16 @@ function fill(row, lock, now) {
     row.fence = holder.fence;
   } else {
     say(row.name, "nobody yet");
-    row.rest.replaceChildren(lock.told ? "somebody was told of the turn" : "nothing is granted now");
+    row.rest.replaceChildren(lock.told ? "somebody was told of the turn" : lock.paused ? "it is paused" : "nothing is granted now");
     row.since = 0;
     row.ends = 0;
     still(row);
   }
   row.meter.hidden = !holder;
   const many = lock.limit !== 1;
-  row.chip.hidden = !many && !lock.rate;
+  row.chip.hidden = !many && !lock.rate && !lock.paused;
   const slots = lock.limit ? `${lock.used ?? lock.holders} of ${lock.limit}` : String(lock.holders);
-  say(row.chip, [many ? slots : "", placesOf(lock.rate)].filter(Boolean).join(", "));
+  say(row.chip, [lock.paused ? "paused" : "", many ? slots : "", placesOf(lock.rate)].filter(Boolean).join(", "));
   say(row.waiting, number(lock.waiters));
   row.waiting.toggleAttribute("data-none", !lock.waiters);
   row.waitsSince = typeof lock.oldest_wait_s === "number" ? now - lock.oldest_wait_s * 1000 : 0;
@@ -435,9 +435,10 @@ function flip(row, open = !row.detail) {
     row.holders = make("ul", { "aria-label": "Holders" });
     row.waiters = make("ol", { tabindex: "0", "aria-label": "Waiting, in order" });
     row.queue = make("h2");
+    row.pause = make("p", { class: "pause", hidden: "" }, make("span"), " ");
     row.inside = make("div", { class: "columns" },
       make("div", {}, make("h2", {}, "Held by"), row.holders), make("div", {}, row.queue, row.waiters));
-    row.detail = make("tr", { class: "detail", role: "row" }, make("td", { colspan: "6", role: "cell" }, row.inside));
+    row.detail = make("tr", { class: "detail", role: "row" }, make("td", { colspan: "6", role: "cell" }, row.pause, row.inside));
     row.line.after(row.detail);
     refresh();
   } else if (!open && row.detail) {
@@ -452,6 +453,7 @@ function showDetail(detail, now) {
   if (!row?.detail) return;
   const queue = detail.waiters.length + detail.omitted_waiters;
   const pace = typeof detail.pace_s === "number" ? `, one about every ${span(Math.max(1, detail.pace_s))}` : "";
+  showPause(row, detail);
   const order = detail.waiters.some((waiter) => waiter.group) ? "groups take turns" : "first come, first served";
   say(row.queue, queue ? `Waiting, ${order}: ${number(queue)}${pace}` : "Nobody waits");
   const shown = detail.waiters.slice(0, LISTED);
@@ -482,6 +484,59 @@ function showDetail(detail, now) {
     }
     if (button) button.holder = holder;
   });
+}
+
+// Whether a key is paused, and the button for that.
+function showPause(row, detail) {
+  const { paused } = detail;
+  const may = state.canRelease && detail.space === "lock";
+  say(row.pause.firstElementChild, paused ? pauseOf(paused) : "");
+  row.pause.hidden = !paused && !may;
+  let button = row.pause.querySelector("button");
+  if (may && !button) {
+    button = make("button", { type: "button" });
+    button.addEventListener("click", () => (button.paused ? resume(detail.key) : offerPause(detail.key)));
+    row.pause.append(button);
+  }
+  if (!button) return;
+  button.hidden = !may;
+  button.paused = Boolean(paused);
+  say(button, paused ? "Resume" : "Pause…");
+}
+
+function pauseOf({ by, reason, paused_s: age, left_s: left }) {
+  const yet = left === null ? "" : `, ${span(left)} left`;
+  return `Paused${by ? ` by ${visible(by)}` : ""} for ${span(age)}${yet}${reason ? `: ${visible(reason)}` : ""}`;
+}
+
+let pausing = "";
+
+function offerPause(key) {
+  pausing = key;
+  say($("pause-key"), visible(key));
+  $("pausing").showModal();
+}
+
+async function pauseKey() {
+  $("pausing").close();
+  const wanted = { key: pausing, reason: $("pause-reason").value.trim() };
+  const minutes = $("pause-minutes").value.trim();
+  if (minutes) wanted.for = Math.max(1, Math.round(Number(minutes) * 60));
+  await change("POST", wanted, "is paused: who holds it goes on, and nobody new begins", "is not paused");
+}
+
+async function resume(key) {
+  await change("DELETE", { key }, "is resumed", "is not resumed");
+}
+
+async function change(method, wanted, done, failed) {
+  try {
+    await ask("api/pause", wanted, { method });
+    report(`${visible(wanted.key)} ${done}.`);
+  } catch (error) {
+    report(`${visible(wanted.key)} ${failed}: ${error.message}.`, "bad");
+  }
+  refresh();
 }
 
 function same(list, length, ...parts) {
@@ -659,6 +714,8 @@ $("help").addEventListener("click", () => $("keyboard").showModal());
 $("keys-close").addEventListener("click", () => $("keyboard").close());
 $("keep").addEventListener("click", () => $("confirm").close());
 $("release").addEventListener("click", release);
+$("pause-yes").addEventListener("click", pauseKey);
+$("pause-no").addEventListener("click", () => $("pausing").close());
 
 document.addEventListener("keydown", (event) => {
   const field = event.target.closest("input, select, dialog");

@@ -14,11 +14,13 @@ from dflockd.wire import (
     Evict,
     How,
     Inspect,
+    Pause,
     Recovering,
     Release,
     Renew,
     Renewed,
     Report,
+    Resume,
     Shards,
     Status,
 )
@@ -294,6 +296,25 @@ async def test_detach_and_adopt_follow(make: Callable[..., Any], cluster: Script
     assert other.held
     assert await other.release() is True
     assert len(first.asked(Release)) == 1
+
+
+async def test_a_pause_follows_its_key(
+    make: Callable[..., Any], client: Client, cluster: ScriptedCluster
+) -> None:
+    first, second = cluster.servers
+    first.script(Pause, cluster.moved(KEY, 1, epoch=8))
+    second.script(Pause, Recovering(20), Status.OK)
+    second.script(Resume, cluster.moved(KEY, 0, epoch=9))
+    first.script(Resume, Status.ERROR)
+    lock = make(acquire_timeout_s=0)
+    if client.name == "sync":
+        lock.pause(1.5, "it is down", "me")
+        assert lock.resume() is False
+    else:
+        await lock.pause(1.5, "it is down", "me")
+        assert await lock.resume() is False
+    assert second.asked(Pause)[-1] == Pause(KEY.encode(), 1500, b"me", b"it is down")
+    assert first.asked(Resume)[-1] == Resume(KEY.encode())
 
 
 async def test_inspect_and_evict_follow(

@@ -131,12 +131,37 @@ def test_an_operator_releases_a_lock(closed_site: Site, open_page: OpenPage) -> 
     closed_site.server.wait_for_log("'ann' at 127.0.0.1 evicts the holder of 'page:stuck'")
 
 
+def test_an_operator_pauses_a_key_and_resumes_it(closed_site: Site, open_page: OpenPage) -> None:
+    holder, following = named(closed_site, "holder"), named(closed_site, "next")
+    token = holder.lock("page:paused")
+    following.request("l", "page:paused", "60")
+    page = open_page(closed_site, http_credentials={"username": "ann", "password": SECRET})
+    row = row_of(page, "page:paused")
+    row.locator(".toggle").click()
+
+    page.get_by_role("button", name="Pause…").click()
+    expect(page.locator("#pausing")).to_contain_text("page:paused")
+    page.get_by_label("Minutes").fill("60")
+    page.get_by_label("Reason").fill("the <b>vendor</b> is down")
+    page.get_by_role("button", name="Pause", exact=True).click()
+
+    expect(page.locator("tr.detail .pause")).to_contain_text("Paused by 'ann' at 127.0.0.1 for ")
+    expect(page.locator("tr.detail .pause")).to_contain_text(" left: the <b>vendor</b> is down")
+    expect(row.locator(".chip")).to_have_text("paused")
+    assert holder.ask("r", "page:paused", token) == "ok"
+    expect(row.locator(".who")).to_contain_text("it is paused")
+    page.get_by_role("button", name="Resume").click()
+    expect(row.locator(".who b")).to_have_text("next")
+    assert following.line().startswith("ok ")
+
+
 def test_on_a_server_without_a_token_there_is_no_button(site: Site, open_page: OpenPage) -> None:
     site.server.connect().lock("no:button")
     page = open_page(site)
     row_of(page, "no:button").locator(".toggle").click()
     expect(page.locator("tr.detail ul li")).to_have_count(1)
     expect(page.get_by_role("button", name="Release…")).to_have_count(0)
+    expect(page.get_by_role("button", name="Pause…")).to_have_count(0)
 
 
 def test_many_keys_search_order_and_the_keyboard(
