@@ -280,7 +280,9 @@ class Gate(asyncio.Protocol):
         self._house.log.warning(f"%s: {reason} ({status})", self.peer)
         self._transport.write(encoded(text(status, reason))[0])
         self._stop()
-        # What the peer still sends is read and dropped: a reset would take the answer from it.
+        # What the peer still sends is read and dropped: a reset would take the answer from it. That
+        # is nothing to do for it: else those that are refused would shut everybody out.
+        self.relent()
         self._timer = self._loop.call_later(LINGER, self._transport.abort)
 
     def _stop(self) -> None:

@@ -167,6 +167,15 @@ async def test_guessing_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await here.ask() == 200
 
 
+async def test_who_is_refused_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LINGER", PATIENCE)
+    async with site_here(8) as here:
+        for _ in range(20):
+            peer = await here.connect()
+            assert [await peer.ask(), await peer.ask(b"nonsense\r\n\r\n")] == [200, 400]
+        assert await here.ask() == 200
+
+
 async def test_where_all_are_busy_one_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site_here(most=8) as here:
         busy = asyncio.Event()
