@@ -1,15 +1,20 @@
 """How the manual is built: ``make docs``."""
 
-import tomllib
+import sys
 from pathlib import Path
+from typing import Any
 
 from celery_dflock import __version__
 
-_project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-_source = _project["urls"]["Source"]
+sys.path.insert(0, str(Path(__file__).parent))
+
+import published
+
+_repository = published.repository()
+_urls = published.urls(_repository) if _repository else {}
 
 project = "celery-dflock"
-author = _project["authors"][0]["name"]
+author = "The celery-dflock authors"
 copyright = f"2026, {author}"
 version = release = __version__
 
@@ -29,12 +34,25 @@ default_role = "py:obj"
 
 html_theme = "furo"
 html_title = f"celery-dflock {__version__}"
-html_baseurl = _project["urls"]["Documentation"]
-html_theme_options = {
-    "source_repository": _source,
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
-# Links to a file of the repository that is no page lead to the repository.
-linkcheck_ignore = [r"http://127\.0\.0\.1.*", rf"{_source}.*", rf"{html_baseurl}.*"]
+# Without the name of the repository, such as on your machine, pages have no link to their source.
+html_baseurl = _urls.get("Documentation", "")
+html_theme_options = (
+    {
+        "source_repository": _urls["Source"],
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
+    if _urls
+    else {}
+)
+linkcheck_ignore = [r"http://127\.0\.0\.1.*", *(rf"{url}.*" for url in _urls.values())]
 linkcheck_anchors = False
+
+
+def _with_account(_app: Any, _page: str, source: list[str]) -> None:
+    if _repository:
+        source[0] = published.with_account(source[0], _repository)
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _with_account)
