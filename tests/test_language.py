@@ -25,6 +25,16 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 
+MOST = 1500
+"""Words of a page, without code and tables. A longer one is cut: one part teaches, the other lists."""
+
+WHOLE = {
+    "docs/complaints.md",  # a list of threads
+    "docs/protocol.md",  # one who writes a client needs all of it
+    "docs/waiting.md",  # what is promised stands beside how it works
+}
+"""Pages that are longer."""
+
 SAY = {
     r"what becomes? of": "what happens to",
     r"whoever": "anyone who, or the client that",
@@ -185,6 +195,21 @@ def test_sentences_are_short(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_words_are_those_of_the_manual(page: Path) -> None:
     assert odd_words(page.read_text()) == []
+
+
+def words(text: str) -> int:
+    """Those that are read one after the other, and not looked up in a table."""
+    lines = [line for line in CODE.sub("\n", text).splitlines() if not line.startswith("|")]
+    return len(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name(page) not in WHOLE], ids=name)
+def test_a_page_is_read_in_one_go(page: Path) -> None:
+    assert words(page.read_text()) < MOST
+
+
+def test_no_page_is_left_whole_that_need_not_be() -> None:
+    assert [each for each in WHOLE if words((ROOT / each).read_text()) < MOST] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
