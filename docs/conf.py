@@ -1,5 +1,6 @@
 """How the manual is built: ``make docs``."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,28 @@ linkcheck_ignore = [r"http://127\.0\.0\.1.*", *(rf"{url}.*" for url in _urls.val
 linkcheck_anchors = False
 
 
+_PAGE = re.compile(r"`?\bdocs/([\w/-]+)\.md\b`?")
+
+
 def _with_account(_app: Any, _page: str, source: list[str]) -> None:
     if _repository:
         source[0] = published.with_account(source[0], _repository)
 
 
+def _with_links(_app: Any, page: str, source: list[str]) -> None:
+    """The changelog names pages by their paths, for those who read the file."""
+    if page == "changelog":
+        text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
+        source[0] = _PAGE.sub(r"[\1](\1.md)", text.replace("# Changelog", "# Release notes", 1))
+
+
+def _with_pages(*told: Any) -> None:
+    """Docstrings do the same, for those who read the code."""
+    lines: list[str] = told[-1]
+    lines[:] = [_PAGE.sub(r":doc:`\1 </\1>`", line) for line in lines]
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", _with_account)
+    app.connect("source-read", _with_links)
+    app.connect("autodoc-process-docstring", _with_pages)
