@@ -71,7 +71,18 @@ def _with_pages(*told: Any) -> None:
     lines[:] = [_PAGE.sub(r":doc:`\1 </\1>`", line) for line in lines]
 
 
+def _with_levels(
+    _app: Any, _page: str, _template: str, context: dict[str, Any], _tree: Any
+) -> None:
+    """Sphinx makes headings of the captions in the sidebar, and does not say of which level."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", _with_levels, priority=900)  # after the theme has made it
     app.connect("source-read", _with_account)
     app.connect("source-read", _with_links)
     app.connect("autodoc-process-docstring", _with_pages)
