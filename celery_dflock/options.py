@@ -17,9 +17,17 @@ from celery_dflock.checks import is_number, is_whole
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
+from celery_dflock.limits import (
+    Bounds,
+    Limits,
+    LimitSource,
+    RateSource,
+    Wanted,
+    in_order,
+    is_template,
+    read_value,
+)
 from celery_dflock.lock_key import LockKey
-from dflockd.errors import InvalidArgumentError
-from dflockd.rates import RateLike, RunRate, parse_rate
 
 Ending: TypeAlias = Literal["requeue", "skip", "fail"]
 Supersede: TypeAlias = Literal["supersede"]
@@ -51,12 +59,6 @@ channel after half an hour, if their own defaults stand.
 
 MAX_SECONDS = 9_223_372_036
 """The longest time that can be said to a lock server; for no end at all there is ``None``."""
-
-MAX_LIMIT = 1 << 20
-"""The most holders that a lock server gives one key."""
-
-UNLIMITED = "a whole number, 1 or more, or a {0}rate or {0}group_limit too: else nothing is locked"
-"""What to give instead of no limit, with what these names begin with."""
 
 ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 """``(task, error) -> result``; see `LockedTask.lock_conflict`."""
@@ -93,10 +95,10 @@ class TaskOptions(TypedDict, total=False):
     """
 
     lock_key: KeySource
-    lock_limit: int | None
+    lock_limit: LimitSource
     lock_group: str | KeyFunction | None
-    lock_group_limit: int | None
-    lock_rate: RateLike | None
+    lock_group_limit: LimitSource
+    lock_rate: RateSource
     lock_ttl: int
     lock_timeout: float | None
     lock_wait: Wait | None
@@ -150,12 +152,14 @@ class LockOptions:
     """The options of one task, or of one call of it."""
 
     keys: tuple[KeyTemplate | KeyFunction, ...] | None
-    limit: int
+    bounds: Bounds
+    """Of each key."""
+    limits: Limits | None
+    """Of all keys of all calls; ``None`` if they are made of the arguments."""
     group: KeyTemplate | KeyFunction | None
-    """What takes turns with others at the key."""
-    group_limit: int | None
-    rate: RunRate | None
-    """How many runs may begin in a while; ``None`` at any time."""
+    """What takes turns with others at each key."""
+    is_rated: bool
+    """Whether calls may have a rate."""
     ttl: int
     timeout: float | None
     """Seconds to wait in a worker slot."""
@@ -211,15 +215,17 @@ class LockOptions:
             group = _group(values, parameters.signature)
         else:
             group = usual.group
+        bounds = _bounds(values, parameters.signature, has_group=group is not None)
+        bounds.check()
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
         conflict, supersedes = _conflict(values, sources)
         return cls(
             keys=sources,
-            limit=_limit(values),
+            bounds=bounds,
+            limits=bounds.limits(lambda _, value: value) if bounds.is_fixed else None,
             group=group,
-            group_limit=_group_limit(values),
-            rate=_rate(values),
+            is_rated=bounds.rate is not None,
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
@@ -235,9 +241,7 @@ class LockOptions:
         )
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Return the keys of one call, without the app's prefix, sorted and each once.
-
-        In one order everywhere, two tasks that need the same keys cannot wait for each other.
+        """Return the keys of one call, without the app's prefix, as they are named.
 
         Raises:
             LockKeyError: the arguments make none.
@@ -248,7 +252,7 @@ class LockOptions:
         made = self._make(self.keys[0], task, args, kwargs)
         for source in self.keys[1:]:
             made += self._make(source, task, args, kwargs)
-        return made if len(made) == 1 else sorted(set(made))
+        return made
 
     def only_key(self) -> Callable[[tuple[Any, ...], dict[str, Any]], str] | None:
         """Return what makes the key of a call, without the app's prefix, where that is one argument.
@@ -263,6 +267,35 @@ class LockOptions:
             return None
         pick, fill = self.parameters.picker(template.only), template.fill
         return lambda args, kwargs: fill(pick(*args, **kwargs))
+
+    def wanted(
+        self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
+    ) -> list[Wanted]:
+        """Return the locks of one call, in the order in which they are taken; see `in_order`.
+
+        Args:
+            task: the task.
+            args: the positional arguments of the call.
+            kwargs: its keyword arguments.
+            prefix: of the app's keys.
+
+        Raises:
+            ImproperlyConfigured: a limit that the arguments make is bad; one line names it.
+            LockKeyError: the arguments make no key, no limit or no group.
+            TypeError: the arguments do not fit the task.
+        """
+
+        def value_of(name: str, source: Any) -> Any:
+            if isinstance(source, KeyTemplate):
+                [text] = self._make(source, task, args, kwargs, f"lock_{name}")
+                return read_value(text)
+            return source(task, args, kwargs) if callable(source) else source
+
+        limits = self.limits or self.bounds.limits(value_of)
+        group = self.group_of(task, args, kwargs)
+        # In order as they are finished: what a function returns may be that already.
+        keys = {finish(key, prefix) for key in self.keys_of(task, args, kwargs)}
+        return in_order(Wanted(key, limits, group) for key in keys)
 
     def group_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return the group of one call; ``None`` if its task has none.
@@ -338,9 +371,12 @@ class _Values:
         return value
 
     def bad(self, option: str, wanted: str) -> ImproperlyConfigured:
-        return ImproperlyConfigured(
-            f"task {self.task.name}: {option} is {self[option]!r}: give {wanted}"
-        )
+        return _bad(self.task, option, self[option], wanted)
+
+
+def _bad(task: type[Task], option: str, value: object, wanted: str) -> ImproperlyConfigured:
+    shown = " ".join(repr(value).split())  # one line, whatever the arguments of a call have made
+    return ImproperlyConfigured(f"task {task.name}: {option} is {shown}: give {wanted}")
 
 
 def _conflict(
@@ -366,22 +402,26 @@ def _conflict(
     return words[1], True
 
 
-def _limit(values: _Values) -> int:
-    """Return how many may hold a key."""
-    if values["lock_limit"] is not None:
-        return values.whole("lock_limit", MAX_LIMIT)
-    if values["lock_rate"] is None and values["lock_group_limit"] is None:
-        raise values.bad("lock_limit", UNLIMITED.format("lock_"))
-    return MAX_LIMIT
+def _group(values: _Values, signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:
+    given = values["lock_group"]
+    return None if given is None else _key(values, signature, given, "lock_group")
 
 
-def _rate(values: _Values) -> RunRate | None:
-    if values["lock_rate"] is None:
-        return None
-    try:
-        return parse_rate(values["lock_rate"])
-    except InvalidArgumentError:
-        raise values.bad("lock_rate", "a text such as '10/m' (s, m or h), or (10, 60)") from None
+def _bounds(values: _Values, signature: inspect.Signature, *, has_group: bool) -> Bounds:
+    def bad(option: str, value: object, wanted: str) -> ImproperlyConfigured:
+        return _bad(values.task, f"lock_{option}", value, wanted.format("lock_"))
+
+    def source(option: str) -> Any:
+        value = values[option]
+        return _template(values, signature, value, option) if is_template(value) else value
+
+    return Bounds(
+        source("lock_limit"),
+        source("lock_rate"),
+        source("lock_group_limit"),
+        has_group=has_group,
+        bad=bad,
+    )
 
 
 def _timeout(values: _Values) -> float | None:
@@ -419,38 +459,29 @@ def _keys(
     return tuple(_key(values, signature, key) for key in several)
 
 
-def _group(values: _Values, signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:
-    given = values["lock_group"]
-    return None if given is None else _key(values, signature, given, "lock_group")
-
-
-def _group_limit(values: _Values) -> int | None:
-    if values["lock_group_limit"] is None:
-        return None
-    if values["lock_group"] is None:
-        raise values.bad("lock_group_limit", "a lock_group too, or remove it")
-    return values.whole("lock_group_limit", MAX_LIMIT)
-
-
 def _key(
     values: _Values, signature: inspect.Signature, key: Any, option: str = "lock_key"
 ) -> KeyTemplate | KeyFunction:
     if isinstance(key, LockKey):
         return lambda task, args, kwargs: key
     if isinstance(key, str):
-        try:
-            template = KeyTemplate(key, signature)
-            signatures.refuse_hidden(_run(values.task)[0], template.arguments)
-            return template
-        except ValueError as exc:
-            name = values.task.name
-            raise ImproperlyConfigured(f"task {name}: {option} {key!r}: {exc}") from None
+        return _template(values, signature, key, option)
     if callable(key):
         function: KeyFunction = key
         return function
     raise values.bad(
         option, "a template over the arguments or a function (task, args, kwargs) -> key"
     )
+
+
+def _template(values: _Values, signature: inspect.Signature, text: str, option: str) -> KeyTemplate:
+    try:
+        template = KeyTemplate(text, signature)
+        signatures.refuse_hidden(_run(values.task)[0], template.arguments)
+        return template
+    except ValueError as exc:
+        name = values.task.name
+        raise ImproperlyConfigured(f"task {name}: {option} {text!r}: {exc}") from None
 
 
 def _backoff(values: _Values) -> Backoff:

@@ -106,7 +106,7 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
                 locks.listen(loss.supersede)
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything
-            if plan.options.rate is not None:
+            if plan.options.is_rated:
                 locks.begin()
             return plan.body()
     finally:
@@ -131,16 +131,22 @@ def _release(plan: Plan, run: gate.Run, loss: Loss) -> None:
 def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not yet acquired."""
     bound, request = plan.bound, plan.request
-    make, label, group = bound.make_lock, label_of(plan.task.name, request.id), plan.group
+    label = label_of(plan.task.name, request.id)
     owner: Owner | AgedOwner = bound.owner_of(request)
     if plan.age:
         owner = (*owner, plan.age)
     locks = []
-    for key in plan.keys:
-        locks.append(make(key, label=label, owner=owner, group=group, on_lost=on_lost))
+    if bound.options.limits is None:
+        locks = bound.made(plan.wanted, label=label, owner=owner, on_lost=on_lost)
+    else:
+        group = plan.group
+        for key in plan.keys:
+            locks.append(
+                bound.make_lock(key, label=label, owner=owner, group=group, on_lost=on_lost)
+            )
     made = Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
     made.heeds_shutdown = not request.is_eager
-    made.has_begun = plan.options.rate is None
+    made.has_begun = not plan.options.is_rated
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,22 +53,33 @@ class Waiter:
         is_to_be_sent: whether it could not be sent again yet.
     """
 
+    handed: HandOff | None = None
+    is_in_pool = False
+    is_accepted = False
+    is_over = False
+    is_to_be_sent = False
+    reservation: Reservation | None = None
+    _unique: Carried | None = None
+    _unique_due = 0.0
+
     def __init__(
-        self, request: Any, lock: DistributedLock, owner: Owner, options: LockOptions, keys: int
+        self,
+        request: Any,
+        context: Context,
+        locks: Sequence[DistributedLock],
+        owner: Owner,
+        options: LockOptions,
     ) -> None:
         self.request = request
-        self.lock = lock
+        self.lock = locks[0]
         self.owner = owner
         self.pending: PendingAcquire
-        self.handed: HandOff | None = None
-        self.is_in_pool = False
-        self.is_accepted = False
-        self.is_over = self.is_to_be_sent = False
-        header = Header.read(self.context)
+        header = Header.read(context)
         self.ticket = header.ticket
         # What was waited before counts, if the wait goes on.
         self._began = time.monotonic() - header.waited
-        most, left = unacknowledged.limit(request.task.app), options.queue_timeout
+        most = unacknowledged.limit(request.task.app)
+        left = options.queue_timeout
         if most is not None:  # not all at once: hundreds may have come together
             most = max(1.0, most * chance.uniform(LEAST_SHARE, 1.0) // 1)
         if left is not None:
@@ -76,15 +87,12 @@ class Waiter:
         self.is_cut = most is not None and (left is None or left > most)
         self.timeout = most if self.is_cut else left
         self._unique_ttl = options.unique_ttl
-        self._unique: Carried | None = None
-        self._unique_due = 0.0
-        if header.unique is not None and not header.is_redelivered(self.context):
+        if header.unique is not None and not header.is_redelivered(context):
             said = settings(request.task.app)
-            self._unique = Carried(request.task, self.context, header.unique, options.ttl, said)
-        self.reservation: Reservation | None = None
+            self._unique = Carried(request.task, context, header.unique, options.ttl, said)
         if self.is_cut:
             self.reservation = short_reservation(request.task, options)
-        elif keeps_position(options, keys):
+        elif keeps_position(options, len(locks)):
             self.reservation = reservation(request.task, header, options, self.timeout)
 
     @classmethod
@@ -104,16 +112,17 @@ class Waiter:
             or not bound.is_locked
         ):
             return None
-        age = age_of(request.request_dict, request.id) if options.supersedes else 0
-        if options.supersedes and not age:
-            return None  # it is drawn where the task can wait for the answer
-        names = bound.keys_of(task, tuple(request.args), request.kwargs)
-        asks = bound.owner_of(Context(request.request_dict))
-        label = label_of(task.name, request.id)
+        age = 0
+        if options.supersedes:
+            age = age_of(request.request_dict, request.id)
+            if not age:
+                return None  # it is drawn where the task can wait for the answer
+        context = Context(request.request_dict)
+        asks = bound.owner_of(context)
         owner = (*asks, age) if age else asks
-        group = options.group_of(task, tuple(request.args), request.kwargs)
-        lock = bound.make_lock(names[0], label=label, owner=owner, group=group)
-        return cls(request, lock, asks, options, len(names))
+        label = label_of(task.name, request.id)
+        locks = bound.locks_of(task, tuple(request.args), request.kwargs, label, owner)
+        return cls(request, context, locks, asks, options)
 
     @property
     def context(self) -> Context:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ from celery_dflock.signals import (
     task_superseded,
 )
 from tests.celery_dflock.bodies import ASIDE as ASIDE
-from tests.celery_dflock.bodies import LONG, SHORT, body
+from tests.celery_dflock.bodies import LONG, SHORT, body, limited_body
 from tests.celery_dflock.record import note
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -97,7 +97,12 @@ configure(os.environ)
 _names: set[str] = set()
 
 
-def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
+def job(
+    name: str,
+    base: type[Task] = LockedTask,
+    body: Callable[..., Any] = body,
+    **options: Any,
+) -> Task:
     assert name not in _names, f"{name} is there already: Celery would take the first for both"
     _names.add(name)
     if issubclass(base, LockedTask) and base is not SingletonTask:
@@ -218,6 +223,21 @@ in_region = app.task(
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
 by_twos = job("by_twos", lock_limit=2, lock_timeout=LONG)
 singleton = job("singleton", base=SingletonTask)
+
+
+def limit_of(_task: Task, _args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return kwargs["limit"]
+
+
+by_template = job("by_template", lock_limit="{limit}", lock_timeout=LONG, body=limited_body)
+by_function = job("by_function", lock_limit=limit_of, lock_timeout=LONG, body=limited_body)
+parked_by_function = job(
+    "parked_by_function",
+    lock_limit=limit_of,
+    lock_timeout=LONG,
+    lock_wait="consumer",
+    body=limited_body,
+)
 
 
 def decide(_task: Task, error: LockNotAcquiredError) -> str:
