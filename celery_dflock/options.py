@@ -30,14 +30,16 @@ from celery_dflock.limits import (
 from celery_dflock.lock_key import LockKey
 
 Ending: TypeAlias = Literal["requeue", "skip", "fail"]
-Supersede: TypeAlias = Literal["supersede"]
-Conflict: TypeAlias = Ending | Supersede | tuple[Supersede, Ending]
+Newest: TypeAlias = Literal["supersede", "newest"]
+Conflict: TypeAlias = Ending | Newest | tuple[Newest, Ending]
 Lost: TypeAlias = Literal["raise", "warn"]
 Unique: TypeAlias = Literal["until_executing", "until_executed", "until_expired"]
 Duplicate: TypeAlias = Literal["coalesce", "raise", "skip", "replace"]
 
 CONFLICT: tuple[str, ...] = get_args(Ending)
 SUPERSEDE = "supersede"
+NEWEST: tuple[str, ...] = get_args(Newest)
+"""With these the newest wins: over who waits, and with the first one over who runs, too."""
 LOST: tuple[str, ...] = get_args(Lost)
 UNIQUE: tuple[str, ...] = get_args(Unique)
 DUPLICATE: tuple[str, ...] = get_args(Duplicate)
@@ -170,6 +172,8 @@ class LockOptions:
     conflict: str | ConflictFunction
     supersedes: bool
     """Whether the newest wins; what is not granted in time even so is for `conflict` to say."""
+    interrupts: bool
+    """Whether the newest also interrupts who runs."""
     requeue: Backoff
     lost: str | LostFunction
     unique: str | None
@@ -219,7 +223,7 @@ class LockOptions:
         bounds.check()
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
-        conflict, supersedes = _conflict(values, sources)
+        conflict, newest = _conflict(values, sources)
         return cls(
             keys=sources,
             bounds=bounds,
@@ -231,7 +235,8 @@ class LockOptions:
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
             wait=None if values["lock_wait"] is None else values.word("lock_wait", WAIT),
             conflict=conflict,
-            supersedes=supersedes,
+            supersedes=newest is not None,
+            interrupts=newest == SUPERSEDE,
             requeue=_backoff(values),
             lost=values.choice("lock_lost", LOST),
             unique=None if values["lock_unique"] is None else values.word("lock_unique", UNIQUE),
@@ -381,25 +386,25 @@ def _bad(task: type[Task], option: str, value: object, wanted: str) -> Improperl
 
 def _conflict(
     values: _Values, sources: tuple[KeyTemplate | KeyFunction, ...] | None
-) -> tuple[str | ConflictFunction, bool]:
-    """Return what happens to a task that gets no lock in time, and whether the newest wins."""
+) -> tuple[str | ConflictFunction, str | None]:
+    """Return what happens to a task that gets no lock in time, and by which word the newest wins."""
     given = values["lock_conflict"]
-    if given != SUPERSEDE and not isinstance(given, list | tuple):
-        return values.choice("lock_conflict", (*CONFLICT, SUPERSEDE)), False
-    words = (SUPERSEDE, "requeue") if given == SUPERSEDE else tuple(given)
-    if len(words) != 2 or words[0] != SUPERSEDE or words[1] not in CONFLICT:
+    if given not in NEWEST and not isinstance(given, list | tuple):
+        return values.choice("lock_conflict", (*CONFLICT, *NEWEST)), None
+    words = (given, "requeue") if given in NEWEST else tuple(given)
+    if len(words) != 2 or words[0] not in NEWEST or words[1] not in CONFLICT:
         then = " or ".join(map(repr, CONFLICT))
-        known = ", ".join((*CONFLICT, SUPERSEDE))
-        raise values.bad("lock_conflict", f"one of {known}, or ('{SUPERSEDE}', {then})")
+        known = ", ".join((*CONFLICT, *NEWEST))
+        first = " or ".join(map(repr, NEWEST))
+        raise values.bad("lock_conflict", f"one of {known}, or a pair: {first}, and {then}")
+    since = f"since lock_conflict is {words[0]!r}"
     if values["lock_limit"] != 1:
-        raise values.bad("lock_limit", f"1, since lock_conflict is '{SUPERSEDE}'")
+        raise values.bad("lock_limit", f"1, {since}")
     if sources is not None and len(sources) > 1:
-        raise values.bad("lock_key", f"one key, since lock_conflict is '{SUPERSEDE}'")
+        raise values.bad("lock_key", f"one key, {since}")
     if values["lock_group"] is not None:
-        raise values.bad(
-            "lock_group", f"None, since lock_conflict is '{SUPERSEDE}' and only one waits"
-        )
-    return words[1], True
+        raise values.bad("lock_group", f"None, {since} and only one waits")
+    return words[1], words[0]
 
 
 def _group(values: _Values, signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:

@@ -102,7 +102,7 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
         if lock_acquired.is_heard:
             lock_acquired.send(sender=plan.task, request=plan.request, lock=TaskLock.of(locks))
         with loss:
-            if plan.options.supersedes:
+            if plan.options.interrupts:
                 locks.listen(loss.supersede)
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything

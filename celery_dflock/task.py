@@ -79,7 +79,8 @@ class LockedTask(Task):
             result of the task, or raises. ``"supersede"`` lets the newest task win: the holder is
             interrupted with `SupersededError`, older waiters are skipped, and a task that still
             gets no lock in time is requeued. Write ``("supersede", "skip")`` or
-            ``("supersede", "fail")`` to end it instead. See docs/supersede.md.
+            ``("supersede", "fail")`` to end it instead. ``"newest"`` does the same, but the holder
+            runs to its end: of those that wait only the newest stays. See docs/supersede.md.
         lock_requeue: the pauses of ``"requeue"``, a dict; see `celery_dflock.options.Backoff`. The
             task keeps its position in the queue during a pause, and the lock stays reserved for a
             while if its turn comes before it is back.

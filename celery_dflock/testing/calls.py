@@ -41,7 +41,7 @@ def supersede(call: Signature, timeout_s: float = 10) -> None:
     __tracebackhide__ = True
     check_seconds("timeout_s", timeout_s, MAX_SECONDS)
     asked = _Asked.of(call)
-    if not asked.bound.options.supersedes:
+    if not asked.bound.options.interrupts:
         raise AssertionError(
             f"{call!r} never supersedes: give a task with lock_conflict='supersede'"
         )

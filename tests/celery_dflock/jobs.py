@@ -135,6 +135,11 @@ latest_parked = job(
 )
 latest_late = job("latest_late", lock_conflict="supersede", acks_late=True, **NEVER_RETRIED)
 latest_skipped = job("latest_skipped", lock_conflict=("supersede", "skip"), lock_timeout=1)
+last = job("last", lock_conflict="newest", **NEVER_RETRIED)
+last_parked = job("last_parked", lock_wait="consumer", lock_conflict="newest", **NEVER_RETRIED)
+last_late = job("last_late", lock_conflict="newest", acks_late=True, **NEVER_RETRIED)
+last_skipped = job("last_skipped", lock_conflict=("newest", "skip"), lock_timeout=1)
+last_failed = job("last_failed", lock_conflict=("newest", "fail"), lock_timeout=1)
 retried = job(
     "retried", autoretry_for=(ValueError,), retry_kwargs={"countdown": 0, "max_retries": 1}
 )
