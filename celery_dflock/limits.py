@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from celery_dflock.checks import is_whole
-from celery_dflock.keys import KeyTemplate
+from celery_dflock.keys import KeyFunction, KeyTemplate
 from celery_dflock.lock_key import LockKey
 from dflockd.errors import InvalidArgumentError
 from dflockd.rates import RateLike, RunRate, parse_rate
@@ -36,6 +36,30 @@ Bad: TypeAlias = Callable[[str, object, str], Exception]
 """Returns the error for an option, by its short name, with a bad value, and what to give instead."""
 
 _is_number = re.compile("[0-9]{1,9}").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """One of several locks that a task takes; see `LockedTask.lock_key`.
+
+        lock_key=[Lock("account:{account_id}"), Lock("vendor:{vendor}", limit=3, rate="10/m")]
+
+    Each argument is that option of a task for this lock alone: a value, or what makes it of a call.
+    What you leave out is not taken from the task.
+
+    Args:
+        key: as ``lock_key``: a template, a function or a `LockKey`.
+        limit: as ``lock_limit``.
+        rate: as ``lock_rate``.
+        group: as ``lock_group``.
+        group_limit: as ``lock_group_limit``.
+    """
+
+    key: str | Callable[..., Any]
+    limit: LimitSource = 1
+    rate: RateSource = None
+    group: str | KeyFunction | None = None
+    group_limit: LimitSource = None
 
 
 class Limits(NamedTuple):
@@ -90,13 +114,13 @@ def checked(limit: Any, rate: Any, group_limit: Any, *, has_group: bool, bad: Ba
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of a lock as its task has them: values, and what makes them."""
+    """The limits of a lock as its task has them, values and what makes them; and its group."""
 
     limit: int | Made | None
     rate: RateLike | Made | None
     group_limit: int | Made | None
-    has_group: bool
-    """Whether groups take turns."""
+    group: KeyTemplate | KeyFunction | None
+    """What takes turns with others at the key."""
     bad: Bad
 
     @property
@@ -112,7 +136,7 @@ class Bounds:
         """
         names = ("limit", "rate", "group_limit")
         values = [value_of(name, getattr(self, name)) for name in names]
-        return checked(*values, has_group=self.has_group, bad=self.bad)
+        return checked(*values, has_group=self.group is not None, bad=self.bad)
 
     def check(self) -> None:
         """Check what is known before any call: something good stands in for what is not."""

@@ -54,7 +54,7 @@ class LocksBase(Generic[L]):
         locks: of keys in their order, at least one; see `LockOptions.keys_of` and `maker`.
         timeout: seconds to wait for all of them together; ``None`` has no end.
         is_cluster: whether their servers are a cluster.
-        on_wait: called with the key, and a function that asks what its server knows, before each wait.
+        on_wait: called with the lock, and a function that asks what its server knows, before each wait.
 
     Attributes:
         timeout: as given.
@@ -71,7 +71,7 @@ class LocksBase(Generic[L]):
         locks: Sequence[L],
         timeout: float | None,
         is_cluster: bool = False,
-        on_wait: Callable[[str, Callable[[], Look]], object] | None = None,
+        on_wait: Callable[[L, Callable[[], Look]], object] | None = None,
     ) -> None:
         self._locks = locks
         self.timeout = timeout
@@ -115,8 +115,8 @@ class LocksBase(Generic[L]):
 
     @property
     def group(self) -> str | None:
-        """To which group they belong; ``None`` if to none."""
-        group = self._locks[0].group
+        """To which group they belong: the first of them that has one; ``None`` if to none."""
+        group = next((lock.group for lock in self._locks if lock.group is not None), None)
         return None if group is None else LockKey(group)  # as finished as a key
 
     @property
@@ -277,7 +277,7 @@ class Locks(LocksBase[DistributedLock]):
         if lock.enqueue(ticket) == "acquired":
             return True
         if self._on_wait is not None:
-            self._on_wait(lock.key, cache(partial(Look.at, lock)))
+            self._on_wait(lock, cache(partial(Look.at, lock)))
         reservation = self._reserve(reserve)
         if self._is_cluster:
             # In a cluster the lock looks for its server by itself, and has begun to before.

@@ -21,6 +21,7 @@ from celery_dflock.limits import (
     Bounds,
     Limits,
     LimitSource,
+    Lock,
     RateSource,
     Wanted,
     in_order,
@@ -68,8 +69,11 @@ ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 LostFunction: TypeAlias = Callable[[Task, Any], object]
 """``(task, lock)``; see `LockedTask.lock_lost`."""
 
-KeySource: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
-"""A template, a function ``(task, args, kwargs) -> key or keys``, or several of these."""
+OneKey: TypeAlias = str | Callable[..., Any] | Lock
+"""A template, a function ``(task, args, kwargs) -> key or keys``, or a `Lock`."""
+
+KeySource: TypeAlias = OneKey | Sequence[OneKey] | None
+"""One, or several."""
 
 
 class RequeueOptions(TypedDict, total=False):
@@ -115,6 +119,9 @@ class TaskOptions(TypedDict, total=False):
 OPTIONS = tuple(TaskOptions.__annotations__)
 """Their names."""
 
+BOUNDING = ("lock_key", "lock_limit", "lock_rate", "lock_group_limit", "lock_group")
+"""Those that say what is locked, and how many may have it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -154,12 +161,12 @@ class LockOptions:
     """The options of one task, or of one call of it."""
 
     keys: tuple[KeyTemplate | KeyFunction, ...] | None
-    bounds: Bounds
-    """Of each key."""
+    bounds: tuple[Bounds, ...]
+    """Of each of these keys, or of the default one."""
     limits: Limits | None
-    """Of all keys of all calls; ``None`` if they are made of the arguments."""
+    """Of all keys of all calls; ``None`` if they have several, or are made of the arguments."""
     group: KeyTemplate | KeyFunction | None
-    """What takes turns with others at each key."""
+    """What takes turns with others at each key, if `limits` are those of all keys."""
     is_rated: bool
     """Whether calls may have a rate."""
     ttl: int
@@ -211,25 +218,20 @@ class LockOptions:
         else:
             parameters = usual.parameters
         timeout = _timeout(values)
-        if usual is None or "lock_key" in given:
-            sources = _keys(values, parameters.signature)
+        if usual is None or any(option in given for option in BOUNDING):
+            sources, bounds = _locks(values, parameters.signature)
         else:
-            sources = usual.keys
-        if usual is None or "lock_group" in given:
-            group = _group(values, parameters.signature)
-        else:
-            group = usual.group
-        bounds = _bounds(values, parameters.signature, has_group=group is not None)
-        bounds.check()
+            sources, bounds = usual.keys, usual.bounds
+        one = bounds[0] if len(set(map(id, bounds))) == 1 and bounds[0].is_fixed else None
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
-        conflict, newest = _conflict(values, sources)
+        conflict, newest = _conflict(values, bounds)
         return cls(
             keys=sources,
             bounds=bounds,
-            limits=bounds.limits(lambda _, value: value) if bounds.is_fixed else None,
-            group=group,
-            is_rated=bounds.rate is not None,
+            limits=None if one is None else one.limits(lambda _, value: value),
+            group=None if one is None else one.group,
+            is_rated=any(each.rate is not None for each in bounds),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
@@ -289,29 +291,47 @@ class LockOptions:
             LockKeyError: the arguments make no key, no limit or no group.
             TypeError: the arguments do not fit the task.
         """
+        found: dict[LockKey, Wanted] = {}
+        made: dict[int, tuple[Limits, LockKey | None]] = {}
+        """Of each set of bounds, which several keys may share."""
+        for source, bounds in zip(self.keys or (None,), self.bounds, strict=True):
+            if id(bounds) not in made:
+                made[id(bounds)] = self._limits_and_group(bounds, task, args, kwargs)
+            limits, group = made[id(bounds)]
+            several = None if source is None else self._make(source, task, args, kwargs)
+            for text in several or self.keys_of(task, args, kwargs):
+                wanted = Wanted(finish(text, prefix), limits, group)
+                if found.setdefault(wanted.key, wanted) != wanted:
+                    why = "lock_key gives it twice, and not with the same limits: give it once"
+                    raise LockKeyError(wanted.key, why)
+        return in_order(found.values())
 
+    def _limits_and_group(
+        self, bounds: Bounds, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Limits, LockKey | None]:
         def value_of(name: str, source: Any) -> Any:
             if isinstance(source, KeyTemplate):
-                [text] = self._make(source, task, args, kwargs, f"lock_{name}")
-                return read_value(text)
+                return read_value(self._make(source, task, args, kwargs, f"lock_{name}")[0])
             return source(task, args, kwargs) if callable(source) else source
 
-        limits = self.limits or self.bounds.limits(value_of)
-        group = self.group_of(task, args, kwargs)
-        # In order as they are finished: what a function returns may be that already.
-        keys = {finish(key, prefix) for key in self.keys_of(task, args, kwargs)}
-        return in_order(Wanted(key, limits, group) for key in keys)
+        limits = bounds.limits(value_of)
+        group = bounds.group
+        return limits, None if group is None else self.make_group(group, task, args, kwargs)
 
-    def group_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return the group of one call; ``None`` if its task has none.
+    def make_group(
+        self,
+        source: KeyTemplate | KeyFunction,
+        task: Task,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> LockKey:
+        """Return the group of one call.
 
         Raises:
             LockKeyError: the arguments make none.
             TypeError: the arguments do not fit the task.
         """
-        if self.group is None:
-            return None
-        made = self._make(self.group, task, args, kwargs, "lock_group")
+        made = self._make(source, task, args, kwargs, "lock_group")
         if len(made) != 1:
             raise LockKeyError(task.name, f"lock_group returned {made!r}, not a text")
         return finish(made[0])
@@ -385,7 +405,7 @@ def _bad(task: type[Task], option: str, value: object, wanted: str) -> Improperl
 
 
 def _conflict(
-    values: _Values, sources: tuple[KeyTemplate | KeyFunction, ...] | None
+    values: _Values, bounds: Sequence[Bounds]
 ) -> tuple[str | ConflictFunction, str | None]:
     """Return what happens to a task that gets no lock in time, and by which word the newest wins."""
     given = values["lock_conflict"]
@@ -398,35 +418,82 @@ def _conflict(
         first = " or ".join(map(repr, NEWEST))
         raise values.bad("lock_conflict", f"one of {known}, or a pair: {first}, and {then}")
     since = f"since lock_conflict is {words[0]!r}"
-    if values["lock_limit"] != 1:
-        raise values.bad("lock_limit", f"1, {since}")
-    if sources is not None and len(sources) > 1:
+    if len(bounds) > 1:
         raise values.bad("lock_key", f"one key, {since}")
-    if values["lock_group"] is not None:
-        raise values.bad("lock_group", f"None, {since} and only one waits")
+    [one] = bounds
+    if one.limit != 1:
+        raise one.bad("limit", one.limit, f"1, {since}")
+    if one.group is not None:
+        raise one.bad("group", one.group, f"None, {since} and only one waits")
     return words[1], words[0]
 
 
-def _group(values: _Values, signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:
-    given = values["lock_group"]
-    return None if given is None else _key(values, signature, given, "lock_group")
-
-
-def _bounds(values: _Values, signature: inspect.Signature, *, has_group: bool) -> Bounds:
-    def bad(option: str, value: object, wanted: str) -> ImproperlyConfigured:
-        return _bad(values.task, f"lock_{option}", value, wanted.format("lock_"))
-
-    def source(option: str) -> Any:
-        value = values[option]
-        return _template(values, signature, value, option) if is_template(value) else value
-
-    return Bounds(
-        source("lock_limit"),
-        source("lock_rate"),
-        source("lock_group_limit"),
-        has_group=has_group,
-        bad=bad,
+def _locks(
+    values: _Values, signature: inspect.Signature
+) -> tuple[tuple[KeyTemplate | KeyFunction, ...] | None, tuple[Bounds, ...]]:
+    """Return what makes the keys, and the bounds of each of them: those of the task, or its own."""
+    given = values["lock_key"]
+    several = given if isinstance(given, list | tuple) else (given,)
+    if not several:
+        raise values.bad("lock_key", "at least one key, or None for the task's name and arguments")
+    usual = Lock(
+        "",
+        limit=values["lock_limit"],
+        rate=values["lock_rate"],
+        group=values["lock_group"],
+        group_limit=values["lock_group_limit"],
     )
+    of_task = _bounds(values, signature, usual, "lock_{}", "lock_")
+    if all(isinstance(lock, Lock) for lock in several):
+        for name in ("limit", "rate", "group", "group_limit"):
+            if getattr(usual, name) not in (None, 1):
+                wanted = "it to each Lock of lock_key: they take nothing from the task"
+                raise of_task.bad(name, getattr(usual, name), wanted)
+    bounds = [
+        _bounds(values, signature, lock, f"lock_key: {{}} of Lock({lock.key!r})", "")
+        if isinstance(lock, Lock)
+        else of_task
+        for lock in several
+    ]
+    if given is None:
+        return None, tuple(bounds)
+    keys = (lock.key if isinstance(lock, Lock) else lock for lock in several)
+    return tuple(_key(values, signature, key) for key in keys), tuple(bounds)
+
+
+def _bounds(
+    values: _Values, signature: inspect.Signature, lock: Lock, name: str, prefix: str
+) -> Bounds:
+    """Return the bounds that a lock is given, checked as far as they are known before any call.
+
+    Args:
+        values: of the task.
+        signature: of its function.
+        lock: has them.
+        name: how errors call an option, with ``{}`` for its short name.
+        prefix: of the other names in what errors say.
+    """
+
+    def named(option: str) -> str:
+        return name.replace("{}", option, 1)
+
+    def bad(option: str, value: object, wanted: str) -> ImproperlyConfigured:
+        return _bad(values.task, named(option), value, wanted.replace("{0}", prefix))
+
+    def source(option: str, value: Any) -> Any:
+        if is_template(value):
+            return _template(values, signature, value, named(option))
+        return value
+
+    found = Bounds(
+        source("limit", lock.limit),
+        source("rate", lock.rate),
+        source("group_limit", lock.group_limit),
+        None if lock.group is None else _key(values, signature, lock.group, named("group")),
+        bad,
+    )
+    found.check()
+    return found
 
 
 def _timeout(values: _Values) -> float | None:
@@ -452,18 +519,6 @@ def _run(task: type[Task]) -> tuple[Callable[..., Any], bool]:
     return (run.__func__, False) if isinstance(run, staticmethod) else (run, True)
 
 
-def _keys(
-    values: _Values, signature: inspect.Signature
-) -> tuple[KeyTemplate | KeyFunction, ...] | None:
-    given = values["lock_key"]
-    if given is None:
-        return None
-    several = given if isinstance(given, list | tuple) else (given,)
-    if not several:
-        raise values.bad("lock_key", "at least one key, or None for the task's name and arguments")
-    return tuple(_key(values, signature, key) for key in several)
-
-
 def _key(
     values: _Values, signature: inspect.Signature, key: Any, option: str = "lock_key"
 ) -> KeyTemplate | KeyFunction:
@@ -474,9 +529,8 @@ def _key(
     if callable(key):
         function: KeyFunction = key
         return function
-    raise values.bad(
-        option, "a template over the arguments or a function (task, args, kwargs) -> key"
-    )
+    wanted = "a template over the arguments or a function (task, args, kwargs) -> key"
+    raise _bad(values.task, option, key, wanted)
 
 
 def _template(values: _Values, signature: inspect.Signature, text: str, option: str) -> KeyTemplate:

@@ -106,7 +106,8 @@ class Bound:
         if options.limits is None:
             wanted = options.wanted(task, args, kwargs, self.settings.key_prefix)
             return self.made(wanted, label=label, owner=owner)
-        group = None if options.group is None else options.group_of(task, args, kwargs)
+        source = options.group
+        group = None if source is None else options.make_group(source, task, args, kwargs)
         locks = []
         for key in self.keys_of(task, args, kwargs):
             locks.append(self.make_lock(key, label=label, owner=owner, group=group))
@@ -148,7 +149,7 @@ class Plan:
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
         age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
-        group: to which group it belongs; see `LockedTask.lock_group`.
+        group: to which group it belongs, if not `wanted` says that; see `LockedTask.lock_group`.
 
     Raises:
         ImproperlyConfigured: an option that the call names is bad.
@@ -157,6 +158,7 @@ class Plan:
     """
 
     wanted: Sequence[Wanted]
+    group: str | None
 
     __slots__ = (
         *("age", "began", "body", "bound", "group", "hand_off", "header", "is_redelivered", "keys"),
@@ -184,10 +186,11 @@ class Plan:
         if options.limits is None:
             self.wanted = options.wanted(task, args, kwargs, bound.settings.key_prefix)
             self.keys = [each.key for each in self.wanted]
-            self.group = self.wanted[0].group
+            self.group = None
         else:
             self.keys = bound.keys_of(task, args, kwargs)
-            self.group = None if options.group is None else options.group_of(task, args, kwargs)
+            source = options.group
+            self.group = None if source is None else options.make_group(source, task, args, kwargs)
         self.is_redelivered = header.is_redelivered(request)
         handed = HandOff.take(request)
         self.hand_off = handed if handed is None or handed.key == self.keys[0] else None

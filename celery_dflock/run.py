@@ -38,7 +38,7 @@ from celery_dflock.unique.run import Carried, carried
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
-from dflockd.sync_client import Reservation
+from dflockd.sync_client import DistributedLock, Reservation
 
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
@@ -139,10 +139,9 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     if bound.options.limits is None:
         locks = bound.made(plan.wanted, label=label, owner=owner, on_lost=on_lost)
     else:
-        group = plan.group
         for key in plan.keys:
             locks.append(
-                bound.make_lock(key, label=label, owner=owner, group=group, on_lost=on_lost)
+                bound.make_lock(key, label=label, owner=owner, group=plan.group, on_lost=on_lost)
             )
     made = Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
     made.heeds_shutdown = not request.is_eager
@@ -244,8 +243,8 @@ def _timed_out(locks: Locks, key: str, waited: str, kept: Kept | None) -> TimedO
     return TimedOut(LockNotAcquiredError(key, look.refusal(waited), look.holder), kept)
 
 
-def _tell_waiting(plan: Plan, key: str, look: Callable[[], Look]) -> None:
+def _tell_waiting(plan: Plan, lock: DistributedLock, look: Callable[[], Look]) -> None:
     if logger.isEnabledFor(logging.INFO):
-        why = look().reason(plan.group)
-        logger.info("task %s waits for lock %r%s", plan.name, key, f", {why}" if why else "")
-    tell_waiting(plan.task, plan.request, key, plan.group, look)
+        why = look().reason(lock.group)
+        logger.info("task %s waits for lock %r%s", plan.name, lock.key, f", {why}" if why else "")
+    tell_waiting(plan.task, plan.request, lock.key, lock.group, look)

@@ -53,7 +53,9 @@ class LockedTask(Task):
     Attributes:
         lock_key: the key: a template over the arguments (``"account:{account_id}"``), a function
             ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list,
-            in sorted order. Default: the name of the task and all its arguments.
+            those that the fewest may have first. In a list, a `Lock` is a key with limits of its own,
+            and other keys have those of the task. Default: the name of the task and all its
+            arguments. See docs/keys.md.
         lock_limit: how many runs may hold the key at once; ``None`` is no limit, for tasks with a
             `lock_rate` or a `lock_group_limit`. The latest request for a key sets its limit.
         lock_group: the group of a call: a template or a function, as in `lock_key`

@@ -15,6 +15,7 @@ from celery import Celery, Task
 from celery.signals import task_prerun
 
 from celery_dflock import (
+    Lock,
     LockedTask,
     LockLostError,
     LockNotAcquiredError,
@@ -226,6 +227,11 @@ in_region = app.task(
 )(_in_region)
 
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
+by_locks = job(
+    "by_locks",
+    lock_key=[Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"],
+    lock_timeout=LONG,
+)
 by_twos = job("by_twos", lock_limit=2, lock_timeout=LONG)
 singleton = job("singleton", base=SingletonTask)
 
