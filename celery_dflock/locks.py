@@ -154,7 +154,7 @@ class Locks(LocksBase[DistributedLock]):
     _semaphore_class = DistributedSemaphore
 
     _taken_up = 0
-    """How many keys were held before the others are waited for: none or the first."""
+    """How many keys were held before the others are waited for."""
 
     reservation: Reservation | None = None
     """The reservation for the position of the first key, if the wait for it timed out."""
@@ -178,7 +178,7 @@ class Locks(LocksBase[DistributedLock]):
     def acquire(
         self, ticket: str | None = None, reserve: ReserveFunction | None = None
     ) -> str | None:
-        """Take all, or none; but for the first key if that was taken up.
+        """Take all, or none; but for those that were adopted or taken up.
 
         Args:
             ticket: of a position for the first key, to go on from.
@@ -210,15 +210,34 @@ class Locks(LocksBase[DistributedLock]):
         return None
 
     def take_up(self, ticket: str | None, timeout: float, reserve: ReserveFunction | None) -> bool:
-        """Take the first key up where it was waited for; ``False`` if it is not free after all.
+        """Take the next key up where it was waited for; ``False`` if it is not free after all.
+
+        That is the first one, or the one after those that were adopted. Then nothing is held.
 
         For `reserve` and what is raised see `acquire`.
         """
-        lock = self._locks[0]
+        lock = self._locks[self._taken_up]
         lock.acquire_timeout_s = timeout
         ask = self._resume if timeout else self._try_once
-        self._taken_up = int(self._asked(ask, lock, ticket, reserve))
-        return bool(self._taken_up)
+        if self._asked(ask, lock, ticket, reserve):
+            self._taken_up += 1
+            return True
+        if self._taken_up:
+            self.release()
+        return False
+
+    def adopt(self, lent: Sequence[tuple[str, str]]) -> bool:
+        """Take over the first keys, by their tokens; ``False``, and nothing is held, if one is lost.
+
+        Raises:
+            LockUnavailableError: a server could not be asked, or refused.
+        """
+        for lock, (_, token) in zip(self._locks, lent, strict=False):
+            if not self._asked(partial(_adopt, token), lock, None, None):
+                self.release()
+                return False
+            self._taken_up += 1
+        return True
 
     @property
     def ticket(self) -> str | None:
@@ -361,6 +380,10 @@ def lost_error(lock: LockBase) -> LockLostError:
     if lock.state == "doubtful":
         why = "its state is in doubt, and this thread cannot wait until it is known"
     return LockLostError(lock.key, why)
+
+
+def _adopt(token: str, lock: DistributedLock, *_: object) -> bool:
+    return lock.adopt(token)
 
 
 def try_once(

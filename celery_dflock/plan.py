@@ -193,7 +193,7 @@ class Plan:
             self.group = None if source is None else options.make_group(source, task, args, kwargs)
         self.is_redelivered = header.is_redelivered(request)
         handed = HandOff.take(request)
-        self.hand_off = handed if handed is None or handed.key == self.keys[0] else None
+        self.hand_off = handed if handed is None or handed.fits(self.keys) else None
         self.age = header.age if options.supersedes else 0
 
     @property
@@ -223,12 +223,11 @@ class Plan:
         if timeout is None:
             return None
         handed = self.hand_off
-        if (
-            handed is not None
-            and isinstance(handed.came, ItsTurn | TimedOut)
-            and not isinstance(timeout, Unchosen)
-        ):
-            return max(0.0, timeout - handed.waited)
+        if handed is not None:
+            if isinstance(handed.came, TimedOut):
+                return 0.0  # it tries once more
+            if isinstance(handed.came, ItsTurn) and not isinstance(timeout, Unchosen):
+                return max(0.0, timeout - handed.waited)
         if self.request.retries and not self.is_sent_again:
             return max(timeout, RETRY_TIMEOUT)
         return timeout

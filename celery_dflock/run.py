@@ -178,15 +178,25 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
     """Continue after the wait in the consumer."""
     match handed.came:
         case ItsTurn(ticket):
-            return _take_up(plan, ticket, locks)
+            return _take_up(plan, handed, ticket, locks)
         case TimedOut(error, kept):
             return _try_after_all(plan, error, kept, locks)
         case refusal:
             return refusal
 
 
-def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
-    """Take up the position whose turn has come; the server reserves a slot for it for a moment."""
+def _take_up(plan: Plan, handed: HandOff, ticket: str | None, locks: Locks) -> Overtaken | None:
+    """Take up the position whose turn has come; the server reserves a slot for it for a moment.
+
+    Of several keys that is the last one, and the worker holds the others: they come first, for they
+    are not renewed any more. All or none: without the last one all positions are gone.
+    """
+    if handed.lent:
+        if locks.adopt(handed.lent) and ticket and locks.take_up(ticket, TURN_TIMEOUT, None):
+            return None
+        locks.release()
+        why = "its turn came, but others went first before it had a slot"
+        return Overtaken(LockNotAcquiredError(plan.keys[len(handed.lent)], why))
     said = short_reservation(plan.task, plan.options)
     if ticket is None or not locks.take_up(ticket, TURN_TIMEOUT, lambda: said):
         why = "its turn came, but others went first before it had a slot"
@@ -209,7 +219,7 @@ def _try_after_all(
     if locks.take_up(ticket, 0, reserve):
         return None
     kept = Kept.of(locks.ticket, None if said is None else said.away_s)
-    return _timed_out(locks, error.key, error.reason, kept)
+    return _timed_out(locks, plan.keys[0], error.reason, kept)
 
 
 def _wait(plan: Plan, locks: Locks) -> Refusal | None:

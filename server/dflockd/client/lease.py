@@ -73,6 +73,8 @@ class Lease:
     one."""
     settled: Signal | None = None
     """Fired once the doubt is over, one way or the other."""
+    spare: Connection | None = None
+    """A second connection to the same server, to which the hold may belong. It is the reactor's."""
     task: object = None
     """Of the reactor."""
     renew_at = math.inf
