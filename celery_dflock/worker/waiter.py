@@ -137,12 +137,14 @@ class Waiter:
                 return None  # it is drawn where the task can wait for the answer
         context = Context(request.request_dict)
         asks = bound.owner_of(context)
-        label = label_of(task.name, request.id)
         owner = (*asks, age) if age else asks
-        locks = bound.locks_of(task, tuple(request.args), request.kwargs, label, owner)
+        locks = bound.locks_of(
+            task, tuple(request.args), request.kwargs, label_of(task.name, request.id), owner
+        )
         waiter = cls(request, context, locks, asks, options)
         if waiter.lock is not locks[-1]:
             call = task, tuple(request.args), request.kwargs
+            label = label_of(task.name, request.id)
             waiter._make_locks = partial(bound.locks_of, *call, label, owner)
         return waiter
 

@@ -304,7 +304,15 @@ parked_two_keys = job(
 parked_endless = job("parked_endless", lock_wait="consumer", lock_timeout=None)
 PAIR: dict[str, Any] = {"lock_wait": "consumer", "lock_timeout": LONG}
 parked_one = job("parked_one", lock_key="{key}:a", **PAIR)
-parked_pair = job("parked_pair", lock_key=["{key}:a", "{key}:b"], **PAIR)
+PAIR_KEYS = ["{key}:a", "{key}:b"]
+parked_pair = job("parked_pair", lock_key=PAIR_KEYS, **PAIR)
+THREE = [Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"]
+parked_three = job("parked_three", lock_key=THREE, **PAIR)
+parked_three_late = job("parked_three_late", lock_key=THREE, acks_late=True, **PAIR)
+parked_pair_lease = job("parked_pair_lease", lock_key=PAIR_KEYS, **PAIR, lock_ttl=SHORT)
+parked_pair_short = job(
+    "parked_pair_short", **{**PAIR, "lock_timeout": 1}, lock_key=PAIR_KEYS, lock_conflict="skip"
+)
 parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=LONG, lock_conflict="fail")
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=LONG, rate_limit="5/s")
 
