@@ -33,7 +33,7 @@ from celery_dflock.signals import (
     task_superseded,
 )
 from tests.celery_dflock.bodies import ASIDE as ASIDE
-from tests.celery_dflock.bodies import LONG, SHORT, body, limited_body
+from tests.celery_dflock.bodies import LONG, SHORT, body, body_of_call, limited_body
 from tests.celery_dflock.record import note
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -312,6 +312,18 @@ parked_three_late = job("parked_three_late", lock_key=THREE, acks_late=True, **P
 parked_pair_lease = job("parked_pair_lease", lock_key=PAIR_KEYS, **PAIR, lock_ttl=SHORT)
 parked_pair_short = job(
     "parked_pair_short", **{**PAIR, "lock_timeout": 1}, lock_key=PAIR_KEYS, lock_conflict="skip"
+)
+four = job(
+    "four",
+    lock_key=[
+        Lock("{key}:account:{account}"),
+        Lock("{key}:vendor:{vendor}", limit=3, rate=(8, 1.0)),
+        Lock("{key}:fleet", limit=5),
+    ],
+    acks_late=True,
+    reject_on_worker_lost=True,
+    body=body_of_call,
+    **PAIR,
 )
 parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=LONG, lock_conflict="fail")
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=LONG, rate_limit="5/s")
