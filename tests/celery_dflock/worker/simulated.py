@@ -297,6 +297,7 @@ class SimulatedWaiter(consumer_wait.Waiter):
         self.is_in_pool = self.is_accepted = self.is_over = False
         self.is_cut = self.is_to_be_sent = False
         self._unique = None
+        self._locks = [self.lock]
         self.reservation = self.ticket = None
         self.owner = (task.id, 0)
 
@@ -305,10 +306,10 @@ class SimulatedWaiter(consumer_wait.Waiter):
         return cls(request)
 
     @property
-    def line(self) -> Any:
-        return self.request.wanted.key
+    def run(self) -> Any:
+        return self.owner, self.request.wanted.key
 
-    def hand_off(self, ticket: Any) -> Any:
+    def hand_off(self, ticket: Any, lent: Any) -> Any:
         return ticket
 
     def verdict(self, error: Any) -> Any:
