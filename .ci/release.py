@@ -6,6 +6,9 @@ word for word, and each Python snippet of the README. With ``--broker URL`` the 
 broker instead of a Redis of its own.
 
 With ``--tag v1.2.3`` it only says whether both have that version, and the changelog a section for it.
+
+Links lead to the repository that ``GITHUB_REPOSITORY`` names (`docs/published.py`). What is published,
+with ``--tag`` or ``--out``, is refused without it; elsewhere an invented name does.
 """
 
 from __future__ import annotations
@@ -18,14 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import published  # noqa: E402
 
 from examples.demo import stage  # noqa: E402
 from tests import quick_start  # noqa: E402
 
+REHEARSAL = "nobody/celery-dflock"
+NO_SOURCES = shutil.ignore_patterns(
+    ".git", ".venv*", "build", "dist", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis"
+)
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 PROJECTS = {"celery-dflock": ROOT, "dflockd-py": ROOT / "server"}
 MODULES = {"celery-dflock": "celery_dflock", "dflockd-py": "server/dflockd"}
@@ -62,9 +72,14 @@ def tool(*command: str | Path) -> str:
     return done.stdout
 
 
-def build(dist: Path) -> None:
-    for project in PROJECTS.values():
-        tool("build", "--outdir", dist, project)
+def build(dist: Path, of: str) -> None:
+    """Build both from a copy of the sources, in which links lead to this repository."""
+    with tempfile.TemporaryDirectory(prefix="sources-") as directory:
+        sources = Path(directory) / "sources"
+        shutil.copytree(ROOT, sources, symlinks=True, ignore=NO_SOURCES)
+        published.write(sources, of)
+        for project in PROJECTS.values():
+            tool("build", "--outdir", dist, sources / project.relative_to(ROOT))
     say("built", ", ".join(sorted(path.name for path in dist.iterdir())))
 
 
@@ -77,6 +92,12 @@ def look_at(dist: Path) -> None:
         rating = tool("pyroma", "--skip-tests", "AuthorEmail", "--file", path)
         if f"Final rating: {BEST_RATING}" not in rating:
             raise SystemExit(f"pyroma is not content with {path.name}:\n{rating}")
+    for path in dist.glob("*.whl"):
+        with zipfile.ZipFile(path) as wheel:
+            [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+            shown = wheel.read(name).decode()
+        if wrong := published.unfit(shown):
+            raise SystemExit(f"an index would show this of {path.name}: {', '.join(wrong)}")
     say("looked at", f"twine --strict, check-wheel-contents, pyroma {BEST_RATING}")
 
 
@@ -151,12 +172,17 @@ def main() -> None:
     parser.add_argument("--broker", help="URL of a broker for the quick start")
     parser.add_argument("--out", type=Path, help="keep what was built there")
     arguments = parser.parse_args()
+    of = published.repository()
+    if of is None:
+        if arguments.tag or arguments.out:
+            raise SystemExit(f"{published.SETTING} is not set: whose repository do links lead to?")
+        of = REHEARSAL
     if arguments.tag:
         check_tag(arguments.tag)
         return
     with tempfile.TemporaryDirectory(prefix="release-") as directory:
         place = Path(directory)
-        build(place / "dist")
+        build(place / "dist", of)
         look_at(place / "dist")
         programs = install(place / "dist", place / "env")
         use(programs, place / "quick", arguments.broker)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SupersededError,
     )
     from celery_dflock.held import TaskLock, current_lock, require_lock
+    from celery_dflock.limits import Lock
     from celery_dflock.lock_key import LockKey
     from celery_dflock.options import RequeueOptions, TaskOptions
     from celery_dflock.outcome.skipped import Skipped
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 else:
     # Loaded when first asked for: pytest imports the package at its start, for the plugin in
     # `celery_dflock.testing`, and must not import Celery with it.
-    _MODULES = ("exceptions", "lock_key", "options", "held", "outcome.skipped", "context", "task")
+    _MODULES = (
+        *("exceptions", "lock_key", "limits", "options", "held", "outcome.skipped"),
+        *("context", "task"),
+    )
 
     def __getattr__(name):
         if name not in __all__:
@@ -41,6 +45,7 @@ else:
 
 __all__ = [
     "DuplicateTaskError",
+    "Lock",
     "LockError",
     "LockKey",
     "LockKeyError",

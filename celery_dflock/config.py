@@ -143,6 +143,16 @@ _cache: weakref.WeakKeyDictionary[Celery, Read] = weakref.WeakKeyDictionary()
 def with_remedy(error: DflockdError) -> str:
     """Return an error of the clients as one line that says which setting to look at."""
     match error:
+        # Beside what the system says of TLS, "start dflockd there" would lead away from the mistake.
+        case UnreachableError(__cause__=ssl.SSLCertVerificationError()):
+            return f"{error} (name the authority of its certificate in dflock_use_ssl: ca_certs)"
+        case UnreachableError(__cause__=ssl.SSLError()):
+            return (
+                f"{error} (give the server --tls-cert and --tls-key, or leave out dflock_use_ssl)"
+            )
+        # Something answered, and ended the connection at the first request.
+        case UnreachableError(__cause__=ConnectionResetError()):
+            return f"{error} (its log says why; if it has --tls-cert, set dflock_use_ssl)"
         case UnreachableError():
             return f"{error} (start dflockd there, or correct dflock_servers)"
         case AuthRefusedError():

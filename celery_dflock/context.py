@@ -18,9 +18,10 @@ from celery_dflock.config import settings, with_remedy
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock, check_lease
 from celery_dflock.identity import label_of, process_label
+from celery_dflock.limits import MAX_LIMIT, UNLIMITED
 from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look
-from celery_dflock.options import MAX_LIMIT, MAX_SECONDS, UNLIMITED
+from celery_dflock.options import MAX_SECONDS
 from dflockd import client, errors
 from dflockd.rates import RateLike, parse_rate
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from celery_dflock.options import MAX_LIMIT
+from celery_dflock.limits import MAX_LIMIT
 from dflockd.admin import describe_pause, duration, printable
 from dflockd.rates import keeps_waiting
 

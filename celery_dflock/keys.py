@@ -59,6 +59,7 @@ class KeyTemplate(string.Formatter):
     """
 
     def __init__(self, text: str, signature: inspect.Signature) -> None:
+        self._text = text
         parameters = signature.parameters.values()
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._start, self._fields = self._parts(text)
@@ -83,6 +84,10 @@ class KeyTemplate(string.Formatter):
         is_one = len(self._fields) == 1 and self._fields[0].is_name and self._rest is None
         self.only = self.arguments[0] if is_one else None
         self._end = self._fields[-1].end if self._fields else ""
+
+    def __repr__(self) -> str:
+        """As it was written."""
+        return repr(self._text)
 
     def _parts(self, text: str) -> tuple[str, tuple[_Field, ...]]:
         """Return the text in front of the first field, and the fields."""

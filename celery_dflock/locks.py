@@ -54,7 +54,7 @@ class LocksBase(Generic[L]):
         locks: of keys in their order, at least one; see `LockOptions.keys_of` and `maker`.
         timeout: seconds to wait for all of them together; ``None`` has no end.
         is_cluster: whether their servers are a cluster.
-        on_wait: called with the key, and a function that asks what its server knows, before each wait.
+        on_wait: called with the lock, and a function that asks what its server knows, before each wait.
 
     Attributes:
         timeout: as given.
@@ -71,7 +71,7 @@ class LocksBase(Generic[L]):
         locks: Sequence[L],
         timeout: float | None,
         is_cluster: bool = False,
-        on_wait: Callable[[str, Callable[[], Look]], object] | None = None,
+        on_wait: Callable[[L, Callable[[], Look]], object] | None = None,
     ) -> None:
         self._locks = locks
         self.timeout = timeout
@@ -115,8 +115,8 @@ class LocksBase(Generic[L]):
 
     @property
     def group(self) -> str | None:
-        """To which group they belong; ``None`` if to none."""
-        group = self._locks[0].group
+        """To which group they belong: the first of them that has one; ``None`` if to none."""
+        group = next((lock.group for lock in self._locks if lock.group is not None), None)
         return None if group is None else LockKey(group)  # as finished as a key
 
     @property
@@ -154,7 +154,7 @@ class Locks(LocksBase[DistributedLock]):
     _semaphore_class = DistributedSemaphore
 
     _taken_up = 0
-    """How many keys were held before the others are waited for: none or the first."""
+    """How many keys were held before the others are waited for."""
 
     reservation: Reservation | None = None
     """The reservation for the position of the first key, if the wait for it timed out."""
@@ -178,7 +178,7 @@ class Locks(LocksBase[DistributedLock]):
     def acquire(
         self, ticket: str | None = None, reserve: ReserveFunction | None = None
     ) -> str | None:
-        """Take all, or none; but for the first key if that was taken up.
+        """Take all, or none; but for those that were adopted or taken up.
 
         Args:
             ticket: of a position for the first key, to go on from.
@@ -210,15 +210,34 @@ class Locks(LocksBase[DistributedLock]):
         return None
 
     def take_up(self, ticket: str | None, timeout: float, reserve: ReserveFunction | None) -> bool:
-        """Take the first key up where it was waited for; ``False`` if it is not free after all.
+        """Take the next key up where it was waited for; ``False`` if it is not free after all.
+
+        That is the first one, or the one after those that were adopted. Then nothing is held.
 
         For `reserve` and what is raised see `acquire`.
         """
-        lock = self._locks[0]
+        lock = self._locks[self._taken_up]
         lock.acquire_timeout_s = timeout
         ask = self._resume if timeout else self._try_once
-        self._taken_up = int(self._asked(ask, lock, ticket, reserve))
-        return bool(self._taken_up)
+        if self._asked(ask, lock, ticket, reserve):
+            self._taken_up += 1
+            return True
+        if self._taken_up:
+            self.release()
+        return False
+
+    def adopt(self, lent: Sequence[tuple[str, str]]) -> bool:
+        """Take over the first keys, by their tokens; ``False``, and nothing is held, if one is lost.
+
+        Raises:
+            LockUnavailableError: a server could not be asked, or refused.
+        """
+        for lock, (_, token) in zip(self._locks, lent, strict=False):
+            if not self._asked(partial(_adopt, token), lock, None, None):
+                self.release()
+                return False
+            self._taken_up += 1
+        return True
 
     @property
     def ticket(self) -> str | None:
@@ -277,7 +296,7 @@ class Locks(LocksBase[DistributedLock]):
         if lock.enqueue(ticket) == "acquired":
             return True
         if self._on_wait is not None:
-            self._on_wait(lock.key, cache(partial(Look.at, lock)))
+            self._on_wait(lock, cache(partial(Look.at, lock)))
         reservation = self._reserve(reserve)
         if self._is_cluster:
             # In a cluster the lock looks for its server by itself, and has begun to before.
@@ -361,6 +380,10 @@ def lost_error(lock: LockBase) -> LockLostError:
     if lock.state == "doubtful":
         why = "its state is in doubt, and this thread cannot wait until it is known"
     return LockLostError(lock.key, why)
+
+
+def _adopt(token: str, lock: DistributedLock, *_: object) -> bool:
+    return lock.adopt(token)
 
 
 def try_once(

@@ -17,19 +17,30 @@ from celery_dflock.checks import is_number, is_whole
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
+from celery_dflock.limits import (
+    Bounds,
+    Limits,
+    LimitSource,
+    Lock,
+    RateSource,
+    Wanted,
+    in_order,
+    is_template,
+    read_value,
+)
 from celery_dflock.lock_key import LockKey
-from dflockd.errors import InvalidArgumentError
-from dflockd.rates import RateLike, RunRate, parse_rate
 
 Ending: TypeAlias = Literal["requeue", "skip", "fail"]
-Supersede: TypeAlias = Literal["supersede"]
-Conflict: TypeAlias = Ending | Supersede | tuple[Supersede, Ending]
+Newest: TypeAlias = Literal["supersede", "newest"]
+Conflict: TypeAlias = Ending | Newest | tuple[Newest, Ending]
 Lost: TypeAlias = Literal["raise", "warn"]
 Unique: TypeAlias = Literal["until_executing", "until_executed", "until_expired"]
 Duplicate: TypeAlias = Literal["coalesce", "raise", "skip", "replace"]
 
 CONFLICT: tuple[str, ...] = get_args(Ending)
 SUPERSEDE = "supersede"
+NEWEST: tuple[str, ...] = get_args(Newest)
+"""With these the newest wins: over who waits, and with the first one over who runs, too."""
 LOST: tuple[str, ...] = get_args(Lost)
 UNIQUE: tuple[str, ...] = get_args(Unique)
 DUPLICATE: tuple[str, ...] = get_args(Duplicate)
@@ -52,20 +63,17 @@ channel after half an hour, if their own defaults stand.
 MAX_SECONDS = 9_223_372_036
 """The longest time that can be said to a lock server; for no end at all there is ``None``."""
 
-MAX_LIMIT = 1 << 20
-"""The most holders that a lock server gives one key."""
-
-UNLIMITED = "a whole number, 1 or more, or a {0}rate or {0}group_limit too: else nothing is locked"
-"""What to give instead of no limit, with what these names begin with."""
-
 ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 """``(task, error) -> result``; see `LockedTask.lock_conflict`."""
 
 LostFunction: TypeAlias = Callable[[Task, Any], object]
 """``(task, lock)``; see `LockedTask.lock_lost`."""
 
-KeySource: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
-"""A template, a function ``(task, args, kwargs) -> key or keys``, or several of these."""
+OneKey: TypeAlias = str | Callable[..., Any] | Lock
+"""A template, a function ``(task, args, kwargs) -> key or keys``, or a `Lock`."""
+
+KeySource: TypeAlias = OneKey | Sequence[OneKey] | None
+"""One, or several."""
 
 
 class RequeueOptions(TypedDict, total=False):
@@ -93,10 +101,10 @@ class TaskOptions(TypedDict, total=False):
     """
 
     lock_key: KeySource
-    lock_limit: int | None
+    lock_limit: LimitSource
     lock_group: str | KeyFunction | None
-    lock_group_limit: int | None
-    lock_rate: RateLike | None
+    lock_group_limit: LimitSource
+    lock_rate: RateSource
     lock_ttl: int
     lock_timeout: float | None
     lock_wait: Wait | None
@@ -110,6 +118,9 @@ class TaskOptions(TypedDict, total=False):
 
 OPTIONS = tuple(TaskOptions.__annotations__)
 """Their names."""
+
+BOUNDING = ("lock_key", "lock_limit", "lock_rate", "lock_group_limit", "lock_group")
+"""Those that say what is locked, and how many may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +161,14 @@ class LockOptions:
     """The options of one task, or of one call of it."""
 
     keys: tuple[KeyTemplate | KeyFunction, ...] | None
-    limit: int
+    bounds: tuple[Bounds, ...]
+    """Of each of these keys, or of the default one."""
+    limits: Limits | None
+    """Of all keys of all calls; ``None`` if they have several, or are made of the arguments."""
     group: KeyTemplate | KeyFunction | None
-    """What takes turns with others at the key."""
-    group_limit: int | None
-    rate: RunRate | None
-    """How many runs may begin in a while; ``None`` at any time."""
+    """What takes turns with others at each key, if `limits` are those of all keys."""
+    is_rated: bool
+    """Whether calls may have a rate."""
     ttl: int
     timeout: float | None
     """Seconds to wait in a worker slot."""
@@ -166,6 +179,8 @@ class LockOptions:
     conflict: str | ConflictFunction
     supersedes: bool
     """Whether the newest wins; what is not granted in time even so is for `conflict` to say."""
+    interrupts: bool
+    """Whether the newest also interrupts who runs."""
     requeue: Backoff
     lost: str | LostFunction
     unique: str | None
@@ -203,29 +218,27 @@ class LockOptions:
         else:
             parameters = usual.parameters
         timeout = _timeout(values)
-        if usual is None or "lock_key" in given:
-            sources = _keys(values, parameters.signature)
+        if usual is None or any(option in given for option in BOUNDING):
+            sources, bounds = _locks(values, parameters.signature)
         else:
-            sources = usual.keys
-        if usual is None or "lock_group" in given:
-            group = _group(values, parameters.signature)
-        else:
-            group = usual.group
+            sources, bounds = usual.keys, usual.bounds
+        one = bounds[0] if len(set(map(id, bounds))) == 1 and bounds[0].is_fixed else None
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
-        conflict, supersedes = _conflict(values, sources)
+        conflict, newest = _conflict(values, bounds)
         return cls(
             keys=sources,
-            limit=_limit(values),
-            group=group,
-            group_limit=_group_limit(values),
-            rate=_rate(values),
+            bounds=bounds,
+            limits=None if one is None else one.limits(lambda _, value: value),
+            group=None if one is None else one.group,
+            is_rated=any(each.rate is not None for each in bounds),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
             wait=None if values["lock_wait"] is None else values.word("lock_wait", WAIT),
             conflict=conflict,
-            supersedes=supersedes,
+            supersedes=newest is not None,
+            interrupts=newest == SUPERSEDE,
             requeue=_backoff(values),
             lost=values.choice("lock_lost", LOST),
             unique=None if values["lock_unique"] is None else values.word("lock_unique", UNIQUE),
@@ -235,9 +248,7 @@ class LockOptions:
         )
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Return the keys of one call, without the app's prefix, sorted and each once.
-
-        In one order everywhere, two tasks that need the same keys cannot wait for each other.
+        """Return the keys of one call, without the app's prefix, as they are named.
 
         Raises:
             LockKeyError: the arguments make none.
@@ -248,7 +259,7 @@ class LockOptions:
         made = self._make(self.keys[0], task, args, kwargs)
         for source in self.keys[1:]:
             made += self._make(source, task, args, kwargs)
-        return made if len(made) == 1 else sorted(set(made))
+        return made
 
     def only_key(self) -> Callable[[tuple[Any, ...], dict[str, Any]], str] | None:
         """Return what makes the key of a call, without the app's prefix, where that is one argument.
@@ -264,16 +275,63 @@ class LockOptions:
         pick, fill = self.parameters.picker(template.only), template.fill
         return lambda args, kwargs: fill(pick(*args, **kwargs))
 
-    def group_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return the group of one call; ``None`` if its task has none.
+    def wanted(
+        self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: str
+    ) -> list[Wanted]:
+        """Return the locks of one call, in the order in which they are taken; see `in_order`.
+
+        Args:
+            task: the task.
+            args: the positional arguments of the call.
+            kwargs: its keyword arguments.
+            prefix: of the app's keys.
+
+        Raises:
+            ImproperlyConfigured: a limit that the arguments make is bad; one line names it.
+            LockKeyError: the arguments make no key, no limit or no group.
+            TypeError: the arguments do not fit the task.
+        """
+        found: dict[LockKey, Wanted] = {}
+        made: dict[int, tuple[Limits, LockKey | None]] = {}
+        """Of each set of bounds, which several keys may share."""
+        for source, bounds in zip(self.keys or (None,), self.bounds, strict=True):
+            if id(bounds) not in made:
+                made[id(bounds)] = self._limits_and_group(bounds, task, args, kwargs)
+            limits, group = made[id(bounds)]
+            several = None if source is None else self._make(source, task, args, kwargs)
+            for text in several or self.keys_of(task, args, kwargs):
+                wanted = Wanted(finish(text, prefix), limits, group)
+                if found.setdefault(wanted.key, wanted) != wanted:
+                    why = "lock_key gives it twice, and not with the same limits: give it once"
+                    raise LockKeyError(wanted.key, why)
+        return in_order(found.values())
+
+    def _limits_and_group(
+        self, bounds: Bounds, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Limits, LockKey | None]:
+        def value_of(name: str, source: Any) -> Any:
+            if isinstance(source, KeyTemplate):
+                return read_value(self._make(source, task, args, kwargs, f"lock_{name}")[0])
+            return source(task, args, kwargs) if callable(source) else source
+
+        limits = bounds.limits(value_of)
+        group = bounds.group
+        return limits, None if group is None else self.make_group(group, task, args, kwargs)
+
+    def make_group(
+        self,
+        source: KeyTemplate | KeyFunction,
+        task: Task,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> LockKey:
+        """Return the group of one call.
 
         Raises:
             LockKeyError: the arguments make none.
             TypeError: the arguments do not fit the task.
         """
-        if self.group is None:
-            return None
-        made = self._make(self.group, task, args, kwargs, "lock_group")
+        made = self._make(source, task, args, kwargs, "lock_group")
         if len(made) != 1:
             raise LockKeyError(task.name, f"lock_group returned {made!r}, not a text")
         return finish(made[0])
@@ -338,50 +396,104 @@ class _Values:
         return value
 
     def bad(self, option: str, wanted: str) -> ImproperlyConfigured:
-        return ImproperlyConfigured(
-            f"task {self.task.name}: {option} is {self[option]!r}: give {wanted}"
-        )
+        return _bad(self.task, option, self[option], wanted)
+
+
+def _bad(task: type[Task], option: str, value: object, wanted: str) -> ImproperlyConfigured:
+    shown = " ".join(repr(value).split())  # one line, whatever the arguments of a call have made
+    return ImproperlyConfigured(f"task {task.name}: {option} is {shown}: give {wanted}")
 
 
 def _conflict(
-    values: _Values, sources: tuple[KeyTemplate | KeyFunction, ...] | None
-) -> tuple[str | ConflictFunction, bool]:
-    """Return what happens to a task that gets no lock in time, and whether the newest wins."""
+    values: _Values, bounds: Sequence[Bounds]
+) -> tuple[str | ConflictFunction, str | None]:
+    """Return what happens to a task that gets no lock in time, and by which word the newest wins."""
     given = values["lock_conflict"]
-    if given != SUPERSEDE and not isinstance(given, list | tuple):
-        return values.choice("lock_conflict", (*CONFLICT, SUPERSEDE)), False
-    words = (SUPERSEDE, "requeue") if given == SUPERSEDE else tuple(given)
-    if len(words) != 2 or words[0] != SUPERSEDE or words[1] not in CONFLICT:
+    if given not in NEWEST and not isinstance(given, list | tuple):
+        return values.choice("lock_conflict", (*CONFLICT, *NEWEST)), None
+    words = (given, "requeue") if given in NEWEST else tuple(given)
+    if len(words) != 2 or words[0] not in NEWEST or words[1] not in CONFLICT:
         then = " or ".join(map(repr, CONFLICT))
-        known = ", ".join((*CONFLICT, SUPERSEDE))
-        raise values.bad("lock_conflict", f"one of {known}, or ('{SUPERSEDE}', {then})")
-    if values["lock_limit"] != 1:
-        raise values.bad("lock_limit", f"1, since lock_conflict is '{SUPERSEDE}'")
-    if sources is not None and len(sources) > 1:
-        raise values.bad("lock_key", f"one key, since lock_conflict is '{SUPERSEDE}'")
-    if values["lock_group"] is not None:
-        raise values.bad(
-            "lock_group", f"None, since lock_conflict is '{SUPERSEDE}' and only one waits"
-        )
-    return words[1], True
+        known = ", ".join((*CONFLICT, *NEWEST))
+        first = " or ".join(map(repr, NEWEST))
+        raise values.bad("lock_conflict", f"one of {known}, or a pair: {first}, and {then}")
+    since = f"since lock_conflict is {words[0]!r}"
+    if len(bounds) > 1:
+        raise values.bad("lock_key", f"one key, {since}")
+    [one] = bounds
+    if one.limit != 1:
+        raise one.bad("limit", one.limit, f"1, {since}")
+    if one.group is not None:
+        raise one.bad("group", one.group, f"None, {since} and only one waits")
+    return words[1], words[0]
 
 
-def _limit(values: _Values) -> int:
-    """Return how many may hold a key."""
-    if values["lock_limit"] is not None:
-        return values.whole("lock_limit", MAX_LIMIT)
-    if values["lock_rate"] is None and values["lock_group_limit"] is None:
-        raise values.bad("lock_limit", UNLIMITED.format("lock_"))
-    return MAX_LIMIT
+def _locks(
+    values: _Values, signature: inspect.Signature
+) -> tuple[tuple[KeyTemplate | KeyFunction, ...] | None, tuple[Bounds, ...]]:
+    """Return what makes the keys, and the bounds of each of them: those of the task, or its own."""
+    given = values["lock_key"]
+    several = given if isinstance(given, list | tuple) else (given,)
+    if not several:
+        raise values.bad("lock_key", "at least one key, or None for the task's name and arguments")
+    usual = Lock(
+        "",
+        limit=values["lock_limit"],
+        rate=values["lock_rate"],
+        group=values["lock_group"],
+        group_limit=values["lock_group_limit"],
+    )
+    of_task = _bounds(values, signature, usual, "lock_{}", "lock_")
+    if all(isinstance(lock, Lock) for lock in several):
+        for name in ("limit", "rate", "group", "group_limit"):
+            if getattr(usual, name) not in (None, 1):
+                wanted = "it to each Lock of lock_key: they take nothing from the task"
+                raise of_task.bad(name, getattr(usual, name), wanted)
+    bounds = [
+        _bounds(values, signature, lock, f"lock_key: {{}} of Lock({lock.key!r})", "")
+        if isinstance(lock, Lock)
+        else of_task
+        for lock in several
+    ]
+    if given is None:
+        return None, tuple(bounds)
+    keys = (lock.key if isinstance(lock, Lock) else lock for lock in several)
+    return tuple(_key(values, signature, key) for key in keys), tuple(bounds)
 
 
-def _rate(values: _Values) -> RunRate | None:
-    if values["lock_rate"] is None:
-        return None
-    try:
-        return parse_rate(values["lock_rate"])
-    except InvalidArgumentError:
-        raise values.bad("lock_rate", "a text such as '10/m' (s, m or h), or (10, 60)") from None
+def _bounds(
+    values: _Values, signature: inspect.Signature, lock: Lock, name: str, prefix: str
+) -> Bounds:
+    """Return the bounds that a lock is given, checked as far as they are known before any call.
+
+    Args:
+        values: of the task.
+        signature: of its function.
+        lock: has them.
+        name: how errors call an option, with ``{}`` for its short name.
+        prefix: of the other names in what errors say.
+    """
+
+    def named(option: str) -> str:
+        return name.replace("{}", option, 1)
+
+    def bad(option: str, value: object, wanted: str) -> ImproperlyConfigured:
+        return _bad(values.task, named(option), value, wanted.replace("{0}", prefix))
+
+    def source(option: str, value: Any) -> Any:
+        if is_template(value):
+            return _template(values, signature, value, named(option))
+        return value
+
+    found = Bounds(
+        source("limit", lock.limit),
+        source("rate", lock.rate),
+        source("group_limit", lock.group_limit),
+        None if lock.group is None else _key(values, signature, lock.group, named("group")),
+        bad,
+    )
+    found.check()
+    return found
 
 
 def _timeout(values: _Values) -> float | None:
@@ -407,50 +519,28 @@ def _run(task: type[Task]) -> tuple[Callable[..., Any], bool]:
     return (run.__func__, False) if isinstance(run, staticmethod) else (run, True)
 
 
-def _keys(
-    values: _Values, signature: inspect.Signature
-) -> tuple[KeyTemplate | KeyFunction, ...] | None:
-    given = values["lock_key"]
-    if given is None:
-        return None
-    several = given if isinstance(given, list | tuple) else (given,)
-    if not several:
-        raise values.bad("lock_key", "at least one key, or None for the task's name and arguments")
-    return tuple(_key(values, signature, key) for key in several)
-
-
-def _group(values: _Values, signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:
-    given = values["lock_group"]
-    return None if given is None else _key(values, signature, given, "lock_group")
-
-
-def _group_limit(values: _Values) -> int | None:
-    if values["lock_group_limit"] is None:
-        return None
-    if values["lock_group"] is None:
-        raise values.bad("lock_group_limit", "a lock_group too, or remove it")
-    return values.whole("lock_group_limit", MAX_LIMIT)
-
-
 def _key(
     values: _Values, signature: inspect.Signature, key: Any, option: str = "lock_key"
 ) -> KeyTemplate | KeyFunction:
     if isinstance(key, LockKey):
         return lambda task, args, kwargs: key
     if isinstance(key, str):
-        try:
-            template = KeyTemplate(key, signature)
-            signatures.refuse_hidden(_run(values.task)[0], template.arguments)
-            return template
-        except ValueError as exc:
-            name = values.task.name
-            raise ImproperlyConfigured(f"task {name}: {option} {key!r}: {exc}") from None
+        return _template(values, signature, key, option)
     if callable(key):
         function: KeyFunction = key
         return function
-    raise values.bad(
-        option, "a template over the arguments or a function (task, args, kwargs) -> key"
-    )
+    wanted = "a template over the arguments or a function (task, args, kwargs) -> key"
+    raise _bad(values.task, option, key, wanted)
+
+
+def _template(values: _Values, signature: inspect.Signature, text: str, option: str) -> KeyTemplate:
+    try:
+        template = KeyTemplate(text, signature)
+        signatures.refuse_hidden(_run(values.task)[0], template.arguments)
+        return template
+    except ValueError as exc:
+        name = values.task.name
+        raise ImproperlyConfigured(f"task {name}: {option} {text!r}: {exc}") from None
 
 
 def _backoff(values: _Values) -> Backoff:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -11,17 +11,27 @@ from celery import Task
 from celery.app.task import Context
 
 from celery_dflock import gate, keys
-from celery_dflock.config import Read
+from celery_dflock.config import Read, Settings
 from celery_dflock.identity import Owner, runs_of
+from celery_dflock.limits import Limits, Wanted
 from celery_dflock.lock_key import LockKey
 from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.types import HandOff, ItsTurn, TimedOut
+from dflockd.client.arguments import OwnerLike
+from dflockd.client.lock import Maker
+from dflockd.sync_client import DistributedLock
 
 RETRY_TIMEOUT = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
+
+MAKERS = 128
+"""So many limits that calls have made a task remembers, with what makes their locks."""
+
+ASKS_ONLY = Limits(1, None, None)
+"""The limits of a lock that is only asked about: they are part of no question."""
 
 ORIGINS = 128
 """So many ways to a queue a task remembers. Most have one; with delays and topics there are more."""
@@ -41,7 +51,8 @@ class Bound:
         is_locked: whether its runs take locks at all.
         is_cluster: whether their servers are a cluster.
         is_outermost: whether their lock surrounds other bases of the task; see `gate.install`.
-        make_lock: what makes the lock of a key; see `LocksBase.maker`.
+        make_lock: what makes the lock of a key; see `LocksBase.maker`. If limits are made of the
+            arguments, its locks are there to ask questions, and those to acquire come from `maker`.
     """
 
     def __init__(self, task: type[Task], options: LockOptions, read: Read) -> None:
@@ -50,16 +61,14 @@ class Bound:
         self.settings = read.settings
         self.is_locked = self.settings.enabled and not gate.is_of_celery(task)
         self.is_cluster = self.settings.is_cluster
-        self.make_lock = Locks.maker(
-            *(options.limit, options.ttl, self.settings, options.rate),
-            group_limit=options.group_limit,
-        )
+        self.maker = lru_cache(MAKERS)(partial(_maker, options.ttl, self.settings))
+        self.make_lock = self.maker(options.limits or ASKS_ONLY)
         self.read = read
         self.is_outermost = gate.is_outermost(task)
         self._owner = runs_of(task.name, self.settings.key_prefix)
         # What is where does not change: the queues of an app keep their names.
         self._is_for_all = lru_cache(ORIGINS)(partial(delivery.is_for_all, task.app))
-        self._only_key = options.only_key()
+        self._only_key = options.only_key() if options.limits is not None else None
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LockKey]:
         """Return what a call locks, complete and in order; for what is raised see `LockOptions`."""
@@ -69,10 +78,44 @@ class Bound:
                 return [keys.finish(self._only_key(args, kwargs), prefix)]
             except Exception:
                 pass  # the general way says what is wrong
-        # In order as they are finished: what a function returns may be that already.
-        return sorted(
-            {keys.finish(key, prefix) for key in self.options.keys_of(task, args, kwargs)}
-        )
+        options = self.options
+        if options.limits is None:
+            return [each.key for each in options.wanted(task, args, kwargs, prefix)]
+        # Of one limit for all of them: the order of `in_order`, too. As they are finished, for what a
+        # function returns may be that already.
+        return sorted({keys.finish(key, prefix) for key in options.keys_of(task, args, kwargs)})
+
+    def locks_of(
+        self,
+        task: Task,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        label: str,
+        owner: OwnerLike | None,
+    ) -> list[DistributedLock]:
+        """Return the locks of a call in order, not acquired.
+
+        Args:
+            task: the task.
+            args: the positional arguments of the call.
+            kwargs: its keyword arguments.
+            label: of who asks.
+            owner: the same, for the server.
+        """
+        options = self.options
+        if options.limits is None:
+            wanted = options.wanted(task, args, kwargs, self.settings.key_prefix)
+            return self.made(wanted, label=label, owner=owner)
+        source = options.group
+        group = None if source is None else options.make_group(source, task, args, kwargs)
+        locks = []
+        for key in self.keys_of(task, args, kwargs):
+            locks.append(self.make_lock(key, label=label, owner=owner, group=group))
+        return locks
+
+    def made(self, wanted: Iterable[Wanted], **who: Any) -> list[DistributedLock]:
+        """Return locks that are wanted, not acquired; `who` asks for them, as for a `Maker`."""
+        return [self.maker(each.limits)(each.key, group=each.group, **who) for each in wanted]
 
     def owner_of(self, request: Context) -> Owner:
         """Return who asks for the lock of a run."""
@@ -98,15 +141,15 @@ class Plan:
         body: the same, with its arguments.
         bound: what is the same for other runs with these options.
         options: of this call.
-        settings: of the app.
         keys: all keys to lock, in order; nearly always one.
+        wanted: the same with their limits, and there only if these are made of the arguments.
         header: what the message says of earlier attempts.
         is_redelivered: whether the broker says that it delivered this before, or an earlier attempt
             found out.
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
         age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
-        group: to which group it belongs; see `LockedTask.lock_group`.
+        group: to which group it belongs, if not `wanted` says that; see `LockedTask.lock_group`.
 
     Raises:
         ImproperlyConfigured: an option that the call names is bad.
@@ -114,9 +157,12 @@ class Plan:
         TypeError: the arguments do not fit the task.
     """
 
+    wanted: Sequence[Wanted]
+    group: str | None
+
     __slots__ = (
         *("age", "began", "body", "bound", "group", "hand_off", "header", "is_redelivered", "keys"),
-        *("options", "request", "settings", "task"),
+        *("options", "request", "task", "wanted"),
     )
 
     def __init__(
@@ -137,13 +183,23 @@ class Plan:
             bound = task._bound(header.options)
         options = self.options = bound.options
         self.bound = bound
-        self.settings = bound.settings
-        self.keys = bound.keys_of(task, args, kwargs)
+        if options.limits is None:
+            self.wanted = options.wanted(task, args, kwargs, bound.settings.key_prefix)
+            self.keys = [each.key for each in self.wanted]
+            self.group = None
+        else:
+            self.keys = bound.keys_of(task, args, kwargs)
+            source = options.group
+            self.group = None if source is None else options.make_group(source, task, args, kwargs)
         self.is_redelivered = header.is_redelivered(request)
         handed = HandOff.take(request)
-        self.hand_off = handed if handed is None or handed.key == self.keys[0] else None
+        self.hand_off = handed if handed is None or handed.fits(self.keys) else None
         self.age = header.age if options.supersedes else 0
-        self.group = None if options.group is None else options.group_of(task, args, kwargs)
+
+    @property
+    def settings(self) -> Settings:
+        """Of the app."""
+        return self.bound.settings
 
     @property
     def name(self) -> str:
@@ -167,12 +223,11 @@ class Plan:
         if timeout is None:
             return None
         handed = self.hand_off
-        if (
-            handed is not None
-            and isinstance(handed.came, ItsTurn | TimedOut)
-            and not isinstance(timeout, Unchosen)
-        ):
-            return max(0.0, timeout - handed.waited)
+        if handed is not None:
+            if isinstance(handed.came, TimedOut):
+                return 0.0  # it tries once more
+            if isinstance(handed.came, ItsTurn) and not isinstance(timeout, Unchosen):
+                return max(0.0, timeout - handed.waited)
         if self.request.retries and not self.is_sent_again:
             return max(timeout, RETRY_TIMEOUT)
         return timeout
@@ -187,6 +242,12 @@ class Plan:
     def is_tried_again(self) -> bool:
         """Whether any attempt came before."""
         return bool(self.request.retries) or self.is_sent_again
+
+
+def _maker(ttl: int, settings: Settings, limits: Limits) -> Maker[DistributedLock]:
+    """Return what makes the locks of a task that have these limits."""
+    limit, rate, group_limit = limits
+    return Locks.maker(limit, ttl, settings, rate, group_limit=group_limit)
 
 
 def keeps_position(options: LockOptions, keys: int) -> bool:

@@ -38,7 +38,7 @@ from celery_dflock.unique.run import Carried, carried
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
-from dflockd.sync_client import Reservation
+from dflockd.sync_client import DistributedLock, Reservation
 
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
@@ -102,11 +102,11 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
         if lock_acquired.is_heard:
             lock_acquired.send(sender=plan.task, request=plan.request, lock=TaskLock.of(locks))
         with loss:
-            if plan.options.supersedes:
+            if plan.options.interrupts:
                 locks.listen(loss.supersede)
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything
-            if plan.options.rate is not None:
+            if plan.options.is_rated:
                 locks.begin()
             return plan.body()
     finally:
@@ -131,16 +131,21 @@ def _release(plan: Plan, run: gate.Run, loss: Loss) -> None:
 def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not yet acquired."""
     bound, request = plan.bound, plan.request
-    make, label, group = bound.make_lock, label_of(plan.task.name, request.id), plan.group
+    label = label_of(plan.task.name, request.id)
     owner: Owner | AgedOwner = bound.owner_of(request)
     if plan.age:
         owner = (*owner, plan.age)
     locks = []
-    for key in plan.keys:
-        locks.append(make(key, label=label, owner=owner, group=group, on_lost=on_lost))
+    if bound.options.limits is None:
+        locks = bound.made(plan.wanted, label=label, owner=owner, on_lost=on_lost)
+    else:
+        for key in plan.keys:
+            locks.append(
+                bound.make_lock(key, label=label, owner=owner, group=plan.group, on_lost=on_lost)
+            )
     made = Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
     made.heeds_shutdown = not request.is_eager
-    made.has_begun = plan.options.rate is None
+    made.has_begun = not plan.options.is_rated
     return made
 
 
@@ -173,15 +178,25 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
     """Continue after the wait in the consumer."""
     match handed.came:
         case ItsTurn(ticket):
-            return _take_up(plan, ticket, locks)
+            return _take_up(plan, handed, ticket, locks)
         case TimedOut(error, kept):
             return _try_after_all(plan, error, kept, locks)
         case refusal:
             return refusal
 
 
-def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
-    """Take up the position whose turn has come; the server reserves a slot for it for a moment."""
+def _take_up(plan: Plan, handed: HandOff, ticket: str | None, locks: Locks) -> Overtaken | None:
+    """Take up the position whose turn has come; the server reserves a slot for it for a moment.
+
+    Of several keys that is the last one, and the worker holds the others: they come first, for they
+    are not renewed any more. All or none: without the last one all positions are gone.
+    """
+    if handed.lent:
+        if locks.adopt(handed.lent) and ticket and locks.take_up(ticket, TURN_TIMEOUT, None):
+            return None
+        locks.release()
+        why = "its turn came, but others went first before it had a slot"
+        return Overtaken(LockNotAcquiredError(plan.keys[len(handed.lent)], why))
     said = short_reservation(plan.task, plan.options)
     if ticket is None or not locks.take_up(ticket, TURN_TIMEOUT, lambda: said):
         why = "its turn came, but others went first before it had a slot"
@@ -204,7 +219,7 @@ def _try_after_all(
     if locks.take_up(ticket, 0, reserve):
         return None
     kept = Kept.of(locks.ticket, None if said is None else said.away_s)
-    return _timed_out(locks, error.key, error.reason, kept)
+    return _timed_out(locks, plan.keys[0], error.reason, kept)
 
 
 def _wait(plan: Plan, locks: Locks) -> Refusal | None:
@@ -238,8 +253,8 @@ def _timed_out(locks: Locks, key: str, waited: str, kept: Kept | None) -> TimedO
     return TimedOut(LockNotAcquiredError(key, look.refusal(waited), look.holder), kept)
 
 
-def _tell_waiting(plan: Plan, key: str, look: Callable[[], Look]) -> None:
+def _tell_waiting(plan: Plan, lock: DistributedLock, look: Callable[[], Look]) -> None:
     if logger.isEnabledFor(logging.INFO):
-        why = look().reason(plan.group)
-        logger.info("task %s waits for lock %r%s", plan.name, key, f", {why}" if why else "")
-    tell_waiting(plan.task, plan.request, key, plan.group, look)
+        why = look().reason(lock.group)
+        logger.info("task %s waits for lock %r%s", plan.name, lock.key, f", {why}" if why else "")
+    tell_waiting(plan.task, plan.request, lock.key, lock.group, look)

@@ -75,7 +75,7 @@ task_skipped = Signal(name="task_skipped", providing_args={"request", "key", "ho
 task_superseded = Signal(
     name="task_superseded", providing_args={"request", "key", "by", "was_running"}
 )
-"""A newer task, `by`, has come and wins (``lock_conflict="supersede"``).
+"""A newer task, `by`, has come and wins (``lock_conflict="supersede"`` or ``"newest"``).
 
 If the older task `was_running`, it is revoked. Otherwise it is skipped and `task_skipped` follows.
 """

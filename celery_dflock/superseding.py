@@ -1,4 +1,7 @@
-"""``lock_conflict="supersede"``: the newest wins, by a number that the lock server gives.
+"""``lock_conflict="supersede"`` and ``"newest"``: the newest wins, by a number of the lock server's.
+
+With the former it also interrupts the task that runs: that one listens. With the latter nobody listens,
+and all else is the same.
 
 The number is drawn where the task is sent, and travels in its header through retries and requeues. A
 message without one, from `send_task` or beat, has it drawn where it arrives.
@@ -75,7 +78,7 @@ def prepare(plan: Plan) -> Refusal | None:
 
 def _only(keys: Sequence[str]) -> str:
     if len(keys) > 1:
-        why = "lock_key gave several keys: give one, since lock_conflict is 'supersede'"
+        why = "lock_key gave several keys: give one, since the newest wins (lock_conflict)"
         raise LockKeyError(keys[0], why)
     return keys[0]
 

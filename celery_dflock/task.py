@@ -12,6 +12,7 @@ from celery.result import AsyncResult
 
 from celery_dflock import gate
 from celery_dflock.config import Wait, read, settings
+from celery_dflock.limits import LimitSource, RateSource
 from celery_dflock.lock_key import LockKey
 from celery_dflock.options import (
     SLOT_TIMEOUT,
@@ -29,7 +30,6 @@ from celery_dflock.run import run_locked
 from celery_dflock.superseding import headers_with_age
 from celery_dflock.unique import publish as unique
 from celery_dflock.worker import boot as boot  # connects what a worker calls at its start
-from dflockd.rates import RateLike
 
 
 class LockedTask(Task):
@@ -44,14 +44,20 @@ class LockedTask(Task):
     until the lock is free; then it is dropped if the task has a result, and runs otherwise. See
     docs/redelivery.md.
 
+    `lock_limit`, `lock_rate` and `lock_group_limit` may also be a function ``(task, args, kwargs)``
+    that returns such a value, or a template that makes one (``"{seats}"``, ``"{per_minute}/m"``). If
+    what they make is bad, the task fails and takes no lock. See docs/keys.md.
+
     Set the options as arguments of the decorator, as class attributes or in ``task_annotations``:
 
     Attributes:
         lock_key: the key: a template over the arguments (``"account:{account_id}"``), a function
             ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list,
-            in sorted order. Default: the name of the task and all its arguments.
+            those that the fewest may have first. In a list, a `Lock` is a key with limits of its own,
+            and other keys have those of the task. Default: the name of the task and all its
+            arguments. See docs/keys.md.
         lock_limit: how many runs may hold the key at once; ``None`` is no limit, for tasks with a
-            `lock_rate` or a `lock_group_limit`. All users of a key must give the same.
+            `lock_rate` or a `lock_group_limit`. The latest request for a key sets its limit.
         lock_group: the group of a call: a template or a function, as in `lock_key`
             (``"tenant:{tenant_id}"``). Groups that wait for the same key take turns. Within a
             group the order is first come, first served. Calls without a group form one group.
@@ -75,7 +81,8 @@ class LockedTask(Task):
             result of the task, or raises. ``"supersede"`` lets the newest task win: the holder is
             interrupted with `SupersededError`, older waiters are skipped, and a task that still
             gets no lock in time is requeued. Write ``("supersede", "skip")`` or
-            ``("supersede", "fail")`` to end it instead. See docs/supersede.md.
+            ``("supersede", "fail")`` to end it instead. ``"newest"`` does the same, but the holder
+            runs to its end: of those that wait only the newest stays. See docs/supersede.md.
         lock_requeue: the pauses of ``"requeue"``, a dict; see `celery_dflock.options.Backoff`. The
             task keeps its position in the queue during a pause, and the lock stays reserved for a
             while if its turn comes before it is back.
@@ -102,10 +109,10 @@ class LockedTask(Task):
     """
 
     lock_key: ClassVar[KeySource] = None
-    lock_limit: ClassVar[int | None] = 1
+    lock_limit: ClassVar[LimitSource] = 1
     lock_group: ClassVar[str | Callable[..., Any] | None] = None
-    lock_group_limit: ClassVar[int | None] = None
-    lock_rate: ClassVar[RateLike | None] = None
+    lock_group_limit: ClassVar[LimitSource] = None
+    lock_rate: ClassVar[RateSource] = None
     lock_ttl: ClassVar[int] = 30
     lock_timeout: ClassVar[float | None] = SLOT_TIMEOUT
     lock_wait: ClassVar[Wait | None] = None

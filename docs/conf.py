@@ -1,15 +1,21 @@
 """How the manual is built: ``make docs``."""
 
-import tomllib
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 from celery_dflock import __version__
 
-_project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-_source = _project["urls"]["Source"]
+sys.path.insert(0, str(Path(__file__).parent))
+
+import published
+
+_repository = published.repository()
+_urls = published.urls(_repository) if _repository else {}
 
 project = "celery-dflock"
-author = _project["authors"][0]["name"]
+author = "The celery-dflock authors"
 copyright = f"2026, {author}"
 version = release = __version__
 
@@ -29,12 +35,54 @@ default_role = "py:obj"
 
 html_theme = "furo"
 html_title = f"celery-dflock {__version__}"
-html_baseurl = _project["urls"]["Documentation"]
-html_theme_options = {
-    "source_repository": _source,
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
-# Links to a file of the repository that is no page lead to the repository.
-linkcheck_ignore = [r"http://127\.0\.0\.1.*", rf"{_source}.*", rf"{html_baseurl}.*"]
+# Without the name of the repository, such as on your machine, pages have no link to their source.
+html_baseurl = _urls.get("Documentation", "")
+html_theme_options = (
+    {
+        "source_repository": _urls["Source"],
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
+    if _urls
+    else {}
+)
+linkcheck_ignore = [r"http://127\.0\.0\.1.*", *(rf"{url}.*" for url in _urls.values())]
 linkcheck_anchors = False
+
+
+_PAGE = re.compile(r"`?\bdocs/([\w/-]+)\.md\b`?")
+
+
+def _with_account(_app: Any, _page: str, source: list[str]) -> None:
+    if _repository:
+        source[0] = published.with_account(source[0], _repository)
+
+
+def _with_links(_app: Any, page: str, source: list[str]) -> None:
+    """The changelog names pages by their paths, for those who read the file."""
+    if page == "changelog":
+        text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
+        source[0] = _PAGE.sub(r"[\1](\1.md)", text.replace("# Changelog", "# Release notes", 1))
+
+
+def _with_pages(*told: Any) -> None:
+    """Docstrings do the same, for those who read the code."""
+    lines: list[str] = told[-1]
+    lines[:] = [_PAGE.sub(r":doc:`\1 </\1>`", line) for line in lines]
+
+
+def _with_levels(
+    _app: Any, _page: str, _template: str, context: dict[str, Any], _tree: Any
+) -> None:
+    """Sphinx makes headings of the captions in the sidebar, and does not say of which level."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+
+
+def setup(app: Any) -> None:
+    app.connect("html-page-context", _with_levels, priority=900)  # after the theme has made it
+    app.connect("source-read", _with_account)
+    app.connect("source-read", _with_links)
+    app.connect("autodoc-process-docstring", _with_pages)

@@ -25,6 +25,17 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 
+MOST = 1500
+"""Words of a page, without code and tables. A longer one is cut: one part teaches, the other lists."""
+
+WHOLE = {
+    "docs/complaints.md",  # a list of threads
+    "docs/protocol.md",  # one who writes a client needs all of it
+    "docs/reference/promises.md",  # a list of tests
+    "docs/waiting.md",  # what is promised stands beside how it works
+}
+"""Pages that are longer."""
+
 SAY = {
     r"what becomes? of": "what happens to",
     r"whoever": "anyone who, or the client that",
@@ -47,6 +58,16 @@ SAY = {
     r"lock daemon|lock service process": "lock server",
 }
 """What the manual does not say, and what it says instead."""
+
+SAY_IN_PAGES = SAY | {
+    r"simply|obviously|of course|basically|actually": "leave it out",
+    r"in order to": "to",
+    r"utili[sz]e[sd]?": "use",
+    r"and/or": "say which",
+    r"etc\.": "name the others, or say such as",
+    r"above all such as|are such": "most often, or such as",
+}
+"""The same for pages: words that only make a sentence longer."""
 
 SAY_IN_CODE = SAY | {
     r"(is|are|was|were|been|be) told of": "gets, learns, or is reported",
@@ -99,6 +120,30 @@ def odd_words(text: str, say: dict[str, str] = SAY) -> list[str]:
         for block in plain
         for words, instead in say.items()
         for match in re.finditer(rf"\b(?:{words})\b", block, re.IGNORECASE)
+    ]
+
+
+PRONOUN = re.compile(r"^\s*\w+: (?:it|that|them|these|they|this|what|who|whose)\.$", re.MULTILINE)
+
+STATEMENT_OF_WHO = re.compile(r"^Who [^?]*[.!:]$")
+POINTING = re.compile(r"\b(?:see|as) (?:above|below)\b")
+NOWHERE = re.compile(r"\[(?:here|link|this|this page)\]\(")
+
+
+def dependent(text: str) -> list[str]:
+    """What is understood only beside its neighbours, or only when it is read twice."""
+    prose = CODE.sub("\n", text)
+    cells = [
+        cell
+        for line in prose.splitlines()
+        if line.startswith("|")
+        for cell in QUOTED.sub("x", line).strip("|").split(" | ")
+    ]
+    sentences = [each for block in blocks(text) for each in ENDS.split(QUOTED.sub("x", block))]
+    return [
+        *(cell for cell in cells if POINTING.search(cell)),
+        *(each for each in sentences if STATEMENT_OF_WHO.match(each)),
+        *NOWHERE.findall(prose),
     ]
 
 
@@ -184,13 +229,39 @@ def test_sentences_are_short(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_words_are_those_of_the_manual(page: Path) -> None:
-    assert odd_words(page.read_text()) == []
+    assert odd_words(page.read_text(), SAY_IN_PAGES) == []
+
+
+def length(text: str) -> int:
+    """Those that are read one after the other, and not looked up in a table."""
+    lines = [line for line in CODE.sub("\n", text).splitlines() if not line.startswith("|")]
+    return len(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name(page) not in WHOLE], ids=name)
+def test_a_page_is_read_in_one_go(page: Path) -> None:
+    assert length(page.read_text()) < MOST
+
+
+def test_no_page_is_left_whole_that_need_not_be() -> None:
+    assert [each for each in WHOLE if length((ROOT / each).read_text()) < MOST] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_nothing_is_said_twice(page: Path) -> None:
     """A merge that takes both sides of a page leaves the same text there twice."""
     assert repeated(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_sentences_and_cells_stand_alone(page: Path) -> None:
+    """A reader who comes by a link or a search does not read what stands before them."""
+    assert dependent(page.read_text()) == []
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_no_argument_is_described_by_a_pronoun(named: str) -> None:
+    assert [found for text in docstrings(named) for found in PRONOUN.findall(text)] == []
 
 
 @pytest.mark.parametrize("named", NAMED)
@@ -272,6 +343,14 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert len(long_sentences(text)) == 1
     assert [found.split("'")[1] for found in odd_words(text)] == ["Whoever", "for ever"]
     assert long_sentences(code) == odd_words(code) == []
+    assert len(odd_words("It simply waits and/or fails.", SAY_IN_PAGES)) == 2
+    assert (
+        len(dependent("Who waits gets it.\n\nWho waits?\n\n| a | see below |\n\n[here](a.md)")) == 3
+    )
+    assert PRONOUN.findall("    error: it.\n    key: the key of the lock.\n") == ["    error: it."]
+    assert length(f"Two words.\n\n| a | cell |\n\n{code}") == len(
+        ["Two", "words.", "`whoever`", "asks."]
+    )
     assert len(repeated(f"{text}\n{text}")) == 1
     source = 'def f():\n    """Whoever."""\n    raise ValueError(f"{1} waits for ever")'
     assert [found.split("'")[1] for found in odd_words(messages(source))] == ["for ever"]

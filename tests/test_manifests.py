@@ -1,5 +1,7 @@
 """The manifests for Kubernetes, by their shape: there is no cluster here to run them in."""
 
+import re
+
 import pytest
 
 from tests.container_files import MANIFESTS, documents
@@ -82,6 +84,22 @@ def test_nobody_reaches_a_pod_but_who_has_to(found, template):
         assert "Egress" in policy["policyTypes"]
         env = {variable["name"] for variable in template["spec"]["containers"][0]["env"]}
         assert bool(policy["egress"]) is ("DFLOCKD_CLUSTER" in env)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_services_that_a_manifest_needs_and_does_not_start_are_named_at_its_top(path):
+    found = documents(path)
+    own = {each["metadata"]["name"] for each in found}
+    urls = re.findall(
+        r"[a-z]+://([a-z0-9.-]+):", " ".join(re.findall(r'"([^"]*)"', path.read_text()))
+    )
+    hosts = {host.rpartition(".")[2] for host in urls} - own
+    top = path.read_text().partition("apiVersion")[0]
+
+    assert hosts <= {"redis", "etcd"}
+    assert "redis" not in hosts or 'a Service "redis" in the namespace' in top
+    assert "etcd" not in hosts or "which is not part of this" in top
+    assert hosts
 
 
 def test_clients_of_the_lock_server_carry_the_label_that_its_policy_asks_for():

@@ -51,6 +51,15 @@ def test_every_alert_is_in_the_rule_test() -> None:
         assert f'alertname="{rule["alert"]}"' in tested
 
 
+def test_the_page_for_the_pager_has_a_row_for_each_alert() -> None:
+    page = (ROOT / "docs" / "howto" / "on-call.md").read_text()
+    rows = re.findall(r"^\| `(Dflockd\w+)` \| (now|today|this week) \|", page, re.MULTILINE)
+
+    assert sorted(name for name, _ in rows) == sorted(rule["alert"] for rule in rules())
+    critical = {rule["alert"] for rule in rules() if rule["labels"]["severity"] == "critical"}
+    assert critical <= {name for name, when in rows if when == "now"}
+
+
 def test_the_dashboard_shows_what_each_alert_looks_at() -> None:
     dashboard = json.loads((MONITORING / "grafana/dashboards/dflockd.json").read_text())
     shown = {

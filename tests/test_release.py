@@ -8,23 +8,37 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+
+import pytest
 
 import celery_dflock
 import dflockd
 from examples.demo.stage import ROOT
 
+sys.path.insert(0, str(ROOT / "docs"))
+import published
+
 BOUND = 60
+GITHUB_ITSELF = "../../security/"
+"""Pages that GitHub has beside the files of a repository."""
 
 
-def projects():
-    for path in (ROOT / "pyproject.toml", ROOT / "server" / "pyproject.toml"):
+def projects(root=ROOT):
+    for path in (root / "pyproject.toml", root / "server" / "pyproject.toml"):
         yield tomllib.loads(path.read_text())["project"]
 
 
 def tag(name, root=ROOT):
+    return release("--tag", name, root=root, repository="somebody/celery-dflock")
+
+
+def release(*arguments, root=ROOT, repository, cwd=None):
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "docs")])
     return subprocess.run(
-        [sys.executable, str(root / ".ci" / "release.py"), "--tag", name],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, str(root / ".ci" / "release.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": paths, "GITHUB_REPOSITORY": repository},
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=BOUND,
@@ -76,25 +90,89 @@ def test_the_changelog_names_pages_that_are_there():
     assert [page for page in pages if not (ROOT / page).exists()] == []
 
 
-def test_both_link_to_the_same():
-    one, other = (project["urls"] for project in projects())
+@pytest.mark.parametrize("wanted", [["--tag", "v0.0.0"], ["--out", "dist"]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [("", "GITHUB_REPOSITORY is not set"), ("celery-dflock", "write the account and the name")],
+)
+def test_what_is_published_says_whose_it_is(
+    wanted: list[str], name: str, refusal: str, tmp_path: Path
+) -> None:
+    refused = release(*wanted, repository=name, cwd=tmp_path)
 
+    assert refused.returncode == 1
+    assert refusal in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_release_has_the_links_of_its_repository(tmp_path):
+    for name in ("pyproject.toml", "server/pyproject.toml", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    with (tmp_path / "README.md").open("a") as readme:
+        readme.write("docker pull ghcr.io/<account>/dflockd\n")
+
+    published.write(tmp_path, "Some-Body/celery-dflock")
+
+    one, other = (project["urls"] for project in projects(tmp_path))
     assert one == other
-
-
-def test_links_of_the_readme_work_on_a_package_index():
-    for page in (ROOT / "README.md", ROOT / "server" / "README.md"):
-        targets = re.findall(r'\]\(([^)]+)\)|(?:src|srcset)="([^"]+)"', page.read_text())
-        local = [t for pair in targets for t in pair if t and not t.startswith(("https://", "#"))]
-        assert local == [], page
-
-
-def test_links_of_the_readme_to_files_name_such():
+    assert one["Source"] == "https://github.com/Some-Body/celery-dflock"
+    shown = (tmp_path / "README.md").read_text()
+    assert published.unfit(shown) == []
+    assert "ghcr.io/some-body/dflockd" in shown
     files = re.findall(
-        r"https://(?:github\.com/[^/]+/celery-dflock/(?:blob|tree)|"
-        r"raw\.githubusercontent\.com/[^/]+/celery-dflock)/main/([\w./-]+)",
-        "".join(path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]),
+        r"https://(?:github\.com/Some-Body/celery-dflock/blob|"
+        r"raw\.githubusercontent\.com/Some-Body/celery-dflock)/main/([\w./-]+)",
+        shown,
     )
-
     assert len(files) > 20
     assert [name for name in files if not (ROOT / name).exists()] == []
+    with pytest.raises(SystemExit, match="has links already"):
+        published.write(tmp_path, "Some-Body/celery-dflock")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[a](docs/index.md)",
+        '<img src="docs/a.svg">',
+        "https://OWNER.github.io",
+        "<account>/dflockd",
+    ],
+)
+def test_what_an_index_cannot_show_is_found(line):
+    assert published.unfit(f"Text.\n\n[b](https://example.org) {line}\n") != []
+
+
+def readable():
+    """The files that somebody meets who reads, installs or configures."""
+    for pattern in ("*.md", "*.yml", "*.yaml", "*.toml", "*.py", "*.html", "*.svg", "Makefile"):
+        for folder in ("docs", "examples", "server", "celery_dflock", ".github", ".ci", "."):
+            found = (ROOT / folder).glob(pattern if folder == "." else f"**/{pattern}")
+            yield from (path for path in found if "build" not in path.parts)
+
+
+def test_nothing_that_a_reader_meets_has_a_placeholder_for_the_repository():
+    paths = set(readable())
+    names = {path.relative_to(ROOT).as_posix() for path in paths} - {"docs/published.py"}
+
+    assert len(names) > 300
+    assert [name for name in names if re.search(r"\bOWNER\b", (ROOT / name).read_text())] == []
+
+
+def test_links_to_files_name_such():
+    """Links in the repository are relative: they work in every copy of it."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+    lost = []
+    for page in pages:
+        text = re.sub(
+            r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+        )
+        targets = re.findall(r'\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"', text)
+        for link in (link for pair in targets for link in pair if link):
+            if link.startswith(("https://", "http://", "#", GITHUB_ITSELF)):
+                continue
+            if not (page.parent / link.partition("#")[0]).exists():
+                lost.append((page.name, link))
+
+    assert lost == []

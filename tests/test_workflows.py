@@ -12,6 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from dflockd import __version__
 from examples.demo.stage import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -104,3 +105,11 @@ def test_each_action_of_others_is_pinned() -> None:
 
     assert len(used) > 15
     assert loose == {"pypa/gh-action-pypi-publish@release/v1"}
+
+
+def test_the_manual_names_the_image_that_a_release_publishes() -> None:
+    [names] = [step for step in steps("release.yml") if step.get("id") == "names"]
+    account = "${{ github.repository_owner }}"
+    image = names["with"]["images"].replace(account, "<account>")
+
+    assert f"docker pull {image}:{__version__}\n" in (ROOT / "docs/containers.md").read_text()

@@ -59,7 +59,7 @@ class Skipped(dict[str, Any]):
 
     @property
     def superseded_by(self) -> str | None:
-        """The newer task that won, with ``lock_conflict="supersede"``; otherwise ``None``."""
+        """The newer task, with ``lock_conflict="supersede"`` or ``"newest"``; otherwise ``None``."""
         by: str | None = self.get("superseded_by")
         return by
 

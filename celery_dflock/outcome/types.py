@@ -6,7 +6,8 @@ waited there; then it hands it to that process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from celery.app.task import Context
@@ -144,11 +145,18 @@ class HandOff:
         waited: seconds.
         came: what came of it. ``None``: the server knows no waiting without a grant, so the task is to
             wait in its slot.
+        lent: of several keys those that the worker has taken, in order, each with the token by which
+            the process adopts it. What came is about the next one then.
     """
 
     key: str
     waited: float
     came: ItsTurn | Refusal | None
+    lent: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def fits(self, keys: Sequence[str]) -> bool:
+        """Whether it is about these keys of a run: a function may have made others of its arguments."""
+        return self.key == keys[0] and [key for key, _ in self.lent] == keys[: len(self.lent)]
 
     @classmethod
     def take(cls, request: Context) -> HandOff | None:

@@ -14,8 +14,8 @@ from celery.app.task import Context
 from celery.canvas import Signature
 
 from celery_dflock.checks import check_seconds, check_whole, refused
-from celery_dflock.lock_key import LockKey
-from celery_dflock.options import MAX_LIMIT, MAX_SECONDS
+from celery_dflock.limits import MAX_LIMIT, Wanted
+from celery_dflock.options import MAX_SECONDS
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
@@ -41,7 +41,7 @@ def supersede(call: Signature, timeout_s: float = 10) -> None:
     __tracebackhide__ = True
     check_seconds("timeout_s", timeout_s, MAX_SECONDS)
     asked = _Asked.of(call)
-    if not asked.bound.options.supersedes:
+    if not asked.bound.options.interrupts:
         raise AssertionError(
             f"{call!r} never supersedes: give a task with lock_conflict='supersede'"
         )
@@ -72,11 +72,11 @@ def use_up_rate(call: Signature, leave: int = 0) -> None:
     __tracebackhide__ = True
     check_whole("leave", leave, 0, MAX_LIMIT)
     asked = _Asked.of(call)
-    rate = asked.bound.options.rate
-    if rate is None:
+    rated = [(each, rate) for each in asked.wanted if (rate := each.limits.rate) is not None]
+    if not rated:
         raise AssertionError(f"{call!r} has no rate: give a task with lock_rate")
-    for key in asked.keys:
-        lock = asked.lock(key)
+    for wanted, rate in rated:
+        key, lock = wanted.key, asked.lock(wanted)
         report = lock.inspect()["rate"]
         free = rate.runs if report is None else report["free"]
         if free < leave:
@@ -123,8 +123,7 @@ class _Asked(NamedTuple):
     """What a call asks for."""
 
     bound: Bound
-    keys: list[LockKey]
-    group: str | None
+    wanted: list[Wanted]
 
     @classmethod
     def of(cls, call: Signature) -> _Asked:
@@ -134,11 +133,20 @@ class _Asked(NamedTuple):
         if not isinstance(task, LockedTask):
             raise AssertionError(f"{call!r} takes no lock: give a call of a LockedTask")
         bound = task._bound(options_of_call(Context(headers=call.options.get("headers"))))
-        keys = bound.keys_of(task, args, kwargs)
-        return cls(bound, keys, bound.options.group_of(task, args, kwargs))
+        prefix = bound.settings.key_prefix
+        return cls(bound, bound.options.wanted(task, args, kwargs, prefix))
+
+    @property
+    def keys(self) -> list[str]:
+        """Of its locks, in order."""
+        return [each.key for each in self.wanted]
 
     def lock(
-        self, key: str = "", label: str = "", owner: tuple[str, int, int] | None = None
+        self,
+        wanted: Wanted | None = None,
+        label: str = "",
+        owner: tuple[str, int, int] | None = None,
     ) -> DistributedLock:
-        """Return the lock of a key, by default of the first one."""
-        return self.bound.make_lock(key or self.keys[0], label=label, owner=owner, group=self.group)
+        """Return a lock of it, by default the first one."""
+        [lock] = self.bound.made([wanted or self.wanted[0]], label=label, owner=owner)
+        return lock

@@ -9,9 +9,9 @@ from celery import Task
 
 from celery_dflock import identity, keys
 from celery_dflock.config import Settings
+from celery_dflock.limits import MAX_LIMIT
 from celery_dflock.locks import MOMENT
 from celery_dflock.look import describe
-from celery_dflock.options import MAX_LIMIT
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 MAX_NAME = 160

@@ -73,7 +73,8 @@ def send(
         options.parameters.bind(args, kwargs)
     except TypeError:
         return publish()  # it is Celery's to refuse, here or in the worker
-    sender = _Sender(task, options, options.keys_of(task, tuple(args), dict(kwargs)), message)
+    keys = sorted(set(options.keys_of(task, tuple(args), dict(kwargs))))
+    sender = _Sender(task, options, keys, message)
     with sender:
         first, headers = None, message.get("headers")
         try:

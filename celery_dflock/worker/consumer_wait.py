@@ -11,13 +11,18 @@ a process to use it, and no holder waits for a process.
 All other outcomes are decided in that process too, where the task has its context: it is told that
 the turn did not come in time, that no server answered, or that another delivery of the message is
 already there.
+
+A task of several keys waits for one after the other here, in their order. All but the last are granted
+to the worker, whose connections and thread keep them: if it dies, they are free. With the turn of the
+last one the task goes to a process, which adopts the others: if that dies, they are free as well.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -29,10 +34,10 @@ from kombu.common import ignore_errors
 from celery_dflock import gate
 from celery_dflock.config import settings
 from celery_dflock.look import Look, tell_waiting
-from celery_dflock.outcome.types import HANDED, prepare
+from celery_dflock.outcome.types import HANDED, HandOff, prepare
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import unacknowledged
-from celery_dflock.worker.errands import Errands
+from celery_dflock.worker.errands import Errands, Job
 from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
@@ -41,9 +46,17 @@ from celery_dflock.worker.slots import slots_of
 from celery_dflock.worker.waiter import Waiter
 from dflockd import errors
 from dflockd.client.pending import PendingAcquires
+from dflockd.sync_client import DistributedLock
 
 LOOK_AROUND = 1.0
 """Seconds between looks at who was revoked, has expired or is late."""
+
+IDLE_HOLDS = 2.0
+"""Seconds without a free process after which tasks of several keys give back what they hold here.
+
+All processes may be taken by tasks that wait in them for these very keys, and other workers may have
+free ones.
+"""
 
 KEPT = 0.02
 """Seconds for which a process that was waited for does nothing until somebody's turn is known."""
@@ -67,6 +80,8 @@ class ConsumerWait:
         self._next = IDLE
         self._rounds = 0
         """How often that has changed; what was planned before is out of date."""
+        self._since = 0.0
+        """When it has changed last; monotonic time."""
         self._mutex = threading.Lock()
         """Guards the outcomes of waiters where there is no event loop."""
         self._waiters: dict[Waiter, None] = {}
@@ -75,6 +90,8 @@ class ConsumerWait:
         """The same, by who they are and what they wait for."""
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
+        self._releases = Errands("dflock-releases")
+        """Gives back locks of tasks that need several: not behind somebody who is slow."""
         self._inbox = Inbox(consumer)
         self._slots, self._use = slots_of(consumer, self._inbox.post)
         self._prefetch = Prefetch(consumer)
@@ -165,6 +182,8 @@ class ConsumerWait:
         for waiter in tuple(self._waiters):
             if not waiter.is_accepted:
                 waiter.pending.leave()
+                if waiter.handed is None:
+                    self._give_back(waiter.held)
 
     def close(self) -> None:
         """Leave nothing behind: the worker has ended, and perhaps not the process."""
@@ -172,6 +191,7 @@ class ConsumerWait:
         self._waiters.clear()
         self._runs.clear()
         self._errands.close()
+        self._releases.close()
         self._inbox.close()
 
     def _warn(self) -> None:
@@ -200,27 +220,80 @@ class ConsumerWait:
         return there is not None and not there.is_in_pool
 
     def _wait(self, waiter: Waiter) -> None:
-        request, post = waiter.request, self._inbox.post
+        self._join(waiter)
+        request = waiter.request
+        # A reserved task counts as work: for the autoscaler, and where prefetching is disabled.
+        state.reserved_requests.discard(request)
+        self._prefetch.raise_for(request)
+        self._inbox.post(self._find_next)
+
+    def _join(self, waiter: Waiter) -> None:
+        """Have it wait for its lock, the first or the next one."""
+        post, is_last = self._inbox.post, waiter.is_last
+        heard = partial(self._hear_turn, waiter)
+        if not is_last:
+            heard = partial(post, partial(self._granted, waiter, waiter.lock))
+            self._releases.run(bool)  # its thread is there before a signal handler needs it
         with self._mutex:  # it may be told before its pending acquire is known
             waiter.pending = self._pending.join(
                 waiter.lock,
-                waiter.timeout,
+                waiter.left,
                 ticket=waiter.ticket,
                 reservation=waiter.reservation,
-                queued=partial(self._errands.run, partial(self._announce, waiter)),
-                told=partial(self._hear_turn, waiter),
+                takes=not is_last,
+                queued=partial(self._errands.run, partial(self._announce, waiter, waiter.lock)),
+                told=heard,
                 ended=lambda error: post(partial(self._ended, waiter, error)),
             )
             self._waiters[waiter] = None
             self._runs[waiter.run] = waiter
-        # A reserved task counts as work: for the autoscaler, and where prefetching is disabled.
-        state.reserved_requests.discard(request)
-        self._prefetch.raise_for(request)
-        post(self._find_next)
 
-    def _announce(self, waiter: Waiter) -> None:
-        """Say that it waits; on a thread for that."""
-        task, request, lock = waiter.request.task, waiter.context, waiter.lock
+    def _granted(self, waiter: Waiter, lock: DistributedLock) -> None:
+        """One of its locks is held, and not the last one."""
+        if waiter.is_over or waiter.handed is not None:
+            self._give_back([lock])
+            return
+        waiter.has_next()
+        self._join(waiter)
+        self._find_next()
+
+    def _give_back(self, locks: Sequence[DistributedLock]) -> None:
+        """Release what is held for a run that does not begin; on a thread for that.
+
+        What a process has adopted stays.
+        """
+        for lock in reversed(locks):
+            self._releases.run(lock.give_back)
+            self._releases.run(lock.abandon)
+
+    def _without_holds(self, waiter: Waiter, job: Job) -> None:
+        """Do something about it once it holds nothing: nobody else may meet its own holds."""
+        if not waiter.held:
+            job()
+            return
+        self._give_back(waiter.let_go())
+        self._releases.run(partial(self._inbox.post, job))
+
+    def _begin_again(self, waiter: Waiter) -> None:
+        """Have it queue anew."""
+        if waiter.is_over:
+            return
+        try:
+            waiter.begin_again()
+        except Exception:  # the process will meet the same, and say so
+            self._hand(waiter, waiter.overtaken())
+        else:
+            self._join(waiter)
+
+    def _hand(self, waiter: Waiter, handed: HandOff) -> None:
+        """Have a process end its wait, whenever it gets one."""
+        if not waiter.is_over:
+            waiter.handed = handed
+            self._send(waiter)
+
+    def _announce(self, waiter: Waiter, lock: DistributedLock) -> None:
+        """Say that it waits for a lock; on a thread for that."""
+        task, request = waiter.request.task, waiter.context
         logger.info(
             "task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key
         )
@@ -231,10 +304,10 @@ class ConsumerWait:
         if waiter.is_over or waiter.handed is not None:
             return
         if error is None and waiter.is_cut:
-            self._errands.run(partial(self._send_again, waiter))
+            send = partial(self._errands.run, partial(self._send_again, waiter))
+            self._without_holds(waiter, send)
             return
-        waiter.handed = waiter.verdict(error)
-        self._send(waiter)
+        self._without_holds(waiter, partial(self._hand, waiter, waiter.verdict(error)))
 
     def _send_again(self, waiter: Waiter) -> None:
         """Have the broker deliver it anew, which would not wait much longer; on a thread for that.
@@ -268,6 +341,8 @@ class ConsumerWait:
             if self._runs.get(waiter.run) is waiter:
                 del self._runs[waiter.run]
             waiter.pending.leave()
+        if waiter.held:
+            self._give_back(waiter.let_go())
         self._prefetch.lower_for(waiter.request)
 
     def _look_around(self) -> None:
@@ -286,6 +361,10 @@ class ConsumerWait:
             self._send(waiter)  # it failed the first time
         elif waiter.request.revoked():
             self._drop(waiter)
+        elif waiter.held and self._lacks_process:
+            logger.info("%r gives back what it holds: no process is free", waiter.request)
+            waiter.pending.leave()
+            self._without_holds(waiter, partial(self._begin_again, waiter))
         elif waiter.is_to_be_sent:
             waiter.is_to_be_sent = False
             self._errands.run(partial(self._send_again, waiter))
@@ -347,7 +426,12 @@ class ConsumerWait:
         self._change(IDLE)
         try:
             if ticket is not None:
-                waiter.handed = waiter.hand_off(ticket)
+                lent = waiter.lend()
+                waiter.handed = (
+                    waiter.overtaken() if lent is None else waiter.hand_off(ticket, lent)
+                )
+                if lent is None:
+                    self._give_back(waiter.let_go())
                 has_process = not self._send(waiter, self._use)
             elif is_wanted:
                 waiter.pending.pass_on()
@@ -359,7 +443,13 @@ class ConsumerWait:
     def _change(self, to: str) -> int:
         self._next = to
         self._rounds += 1
+        self._since = time.monotonic()
         return self._rounds
+
+    @property
+    def _lacks_process(self) -> bool:
+        """Whether one has been waited for in vain for a while."""
+        return self._next == QUEUED and time.monotonic() - self._since >= IDLE_HOLDS
 
     # The pool.
 

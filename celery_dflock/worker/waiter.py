@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery.app.task import Context
@@ -15,7 +16,15 @@ from celery_dflock.identity import Owner, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import chance, publish, reservation, short_reservation
-from celery_dflock.outcome.types import HandOff, ItsTurn, Kept, Redelivered, TimedOut, refusal_of
+from celery_dflock.outcome.types import (
+    HandOff,
+    ItsTurn,
+    Kept,
+    Overtaken,
+    Redelivered,
+    TimedOut,
+    refusal_of,
+)
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.unique.run import Carried
 from celery_dflock.worker import unacknowledged
@@ -40,7 +49,9 @@ class Waiter:
     Attributes:
         request: Celery's.
         owner: who asks.
-        lock: what it waits for; of several keys the first in order. Never held here.
+        lock: what it waits for, of several keys those in their order. Never held here, but for all
+            but the last of several; see `held`.
+        held: those that are held here, while it waits for the next.
         timeout: seconds to wait here, as far as the broker waits too; ``None`` for no end.
         ticket: of the position that was kept for it before, if one was.
         reservation: how its position is kept if its turn does not come in time.
@@ -51,24 +62,42 @@ class Waiter:
         is_over: whether nobody is to come back to it.
         is_cut: whether the broker waits no longer than `timeout`, and this would.
         is_to_be_sent: whether it could not be sent again yet.
+        has_let_go: whether it has given back what it held here. From then on it waits for the turn of
+            the first key alone, and takes the others in its process.
     """
 
+    handed: HandOff | None = None
+    held: tuple[DistributedLock, ...] = ()
+    has_let_go = False
+    is_in_pool = False
+    is_accepted = False
+    is_over = False
+    is_to_be_sent = False
+    reservation: Reservation | None = None
+    _make_locks: Callable[[], Sequence[DistributedLock]]
+    _unique: Carried | None = None
+    _unique_due = 0.0
+
     def __init__(
-        self, request: Any, lock: DistributedLock, owner: Owner, options: LockOptions, keys: int
+        self,
+        request: Any,
+        context: Context,
+        locks: Sequence[DistributedLock],
+        owner: Owner,
+        options: LockOptions,
     ) -> None:
         self.request = request
-        self.lock = lock
+        self._locks = locks
+        self.lock = locks[0]
         self.owner = owner
         self.pending: PendingAcquire
-        self.handed: HandOff | None = None
-        self.is_in_pool = False
-        self.is_accepted = False
-        self.is_over = self.is_to_be_sent = False
-        header = Header.read(self.context)
+        header = Header.read(context)
         self.ticket = header.ticket
         # What was waited before counts, if the wait goes on.
-        self._began = time.monotonic() - header.waited
-        most, left = unacknowledged.limit(request.task.app), options.queue_timeout
+        self._here_since = time.monotonic()
+        self._began = self._here_since - header.waited
+        most = unacknowledged.limit(request.task.app)
+        left = options.queue_timeout
         if most is not None:  # not all at once: hundreds may have come together
             most = max(1.0, most * chance.uniform(LEAST_SHARE, 1.0) // 1)
         if left is not None:
@@ -76,15 +105,12 @@ class Waiter:
         self.is_cut = most is not None and (left is None or left > most)
         self.timeout = most if self.is_cut else left
         self._unique_ttl = options.unique_ttl
-        self._unique: Carried | None = None
-        self._unique_due = 0.0
-        if header.unique is not None and not header.is_redelivered(self.context):
+        if header.unique is not None and not header.is_redelivered(context):
             said = settings(request.task.app)
-            self._unique = Carried(request.task, self.context, header.unique, options.ttl, said)
-        self.reservation: Reservation | None = None
+            self._unique = Carried(request.task, context, header.unique, options.ttl, said)
         if self.is_cut:
             self.reservation = short_reservation(request.task, options)
-        elif keeps_position(options, keys):
+        elif keeps_position(options, len(locks)):
             self.reservation = reservation(request.task, header, options, self.timeout)
 
     @classmethod
@@ -104,16 +130,23 @@ class Waiter:
             or not bound.is_locked
         ):
             return None
-        age = age_of(request.request_dict, request.id) if options.supersedes else 0
-        if options.supersedes and not age:
-            return None  # it is drawn where the task can wait for the answer
-        names = bound.keys_of(task, tuple(request.args), request.kwargs)
-        asks = bound.owner_of(Context(request.request_dict))
-        label = label_of(task.name, request.id)
+        age = 0
+        if options.supersedes:
+            age = age_of(request.request_dict, request.id)
+            if not age:
+                return None  # it is drawn where the task can wait for the answer
+        context = Context(request.request_dict)
+        asks = bound.owner_of(context)
         owner = (*asks, age) if age else asks
-        group = options.group_of(task, tuple(request.args), request.kwargs)
-        lock = bound.make_lock(names[0], label=label, owner=owner, group=group)
-        return cls(request, lock, asks, options, len(names))
+        locks = bound.locks_of(
+            task, tuple(request.args), request.kwargs, label_of(task.name, request.id), owner
+        )
+        waiter = cls(request, context, locks, asks, options)
+        if waiter.lock is not locks[-1]:
+            call = task, tuple(request.args), request.kwargs
+            label = label_of(task.name, request.id)
+            waiter._make_locks = partial(bound.locks_of, *call, label, owner)
+        return waiter
 
     @property
     def context(self) -> Context:
@@ -121,14 +154,60 @@ class Waiter:
         return Context(self.request.request_dict)
 
     @property
-    def line(self) -> Hashable:
-        """What is waited for: locks and semaphores have names of their own."""
-        return type(self.lock), self.lock.key
-
-    @property
     def run(self) -> Hashable:
         """Which task waits for which key: the same for another delivery of the message."""
-        return self.owner, self.line
+        return self.owner, self._locks[0].key
+
+    # Several keys.
+
+    @property
+    def is_last(self) -> bool:
+        """Whether what comes next is a process."""
+        return self.has_let_go or len(self.held) == len(self._locks) - 1
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left to wait; ``None`` for no end."""
+        if self.timeout is None or not (self.held or self.has_let_go):
+            return self.timeout
+        return max(0.0, self.timeout - (time.monotonic() - self._here_since))
+
+    def has_next(self) -> None:
+        """It holds the lock that it has waited for, and waits for the next."""
+        self.held = (*self.held, self.lock)
+        self.lock = self._locks[len(self.held)]
+        # What is kept of a position is for the first one: an attempt begins with that.
+        self.ticket = self.reservation = None
+
+    def let_go(self) -> Sequence[DistributedLock]:
+        """Hold nothing any more; return what was held."""
+        held, self.held = self.held, ()
+        return held
+
+    def begin_again(self) -> None:
+        """Wait for the first one, after `let_go`.
+
+        Raises:
+            Exception: whatever makes of the arguments no key this time.
+        """
+        # Others: a wait that was given up may not have come to its end yet.
+        self._locks = self._make_locks()
+        self.lock, self.has_let_go = self._locks[0], True
+
+    def overtaken(self) -> HandOff:
+        """Return what the process is told if the turn came, and what is held cannot be lent."""
+        why = "its turn came, but another lock that it needs was in doubt or lost"
+        return HandOff(
+            self._locks[0].key, self._waited, Overtaken(LockNotAcquiredError(self.lock.key, why))
+        )
+
+    def lend(self) -> tuple[tuple[str, str], ...] | None:
+        """Return what is held, with the tokens for the process; ``None`` if one cannot be lent now."""
+        if not all(lock.held for lock in self.held):
+            return None
+        lent = [(lock.key, lock.lend()) for lock in self.held]
+        tokens = tuple((key, token) for key, token in lent if token is not None)
+        return tokens if len(tokens) == len(lent) else None
 
     @property
     def has_unique_to_prolong(self) -> bool:
@@ -141,9 +220,9 @@ class Waiter:
             self._unique_due = time.monotonic() + self._unique_ttl / 3
             self._unique.prolong(self._unique_ttl)
 
-    def hand_off(self, ticket: str | None) -> HandOff:
+    def hand_off(self, ticket: str | None, lent: tuple[tuple[str, str], ...]) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""
-        return HandOff(self.lock.key, self._waited, ItsTurn(ticket))
+        return HandOff(self._locks[0].key, self._waited, ItsTurn(ticket), lent)
 
     def redelivery(self, why: str) -> HandOff:
         """Return what it is told if another delivery of its message is there before it."""
@@ -152,20 +231,20 @@ class Waiter:
 
     def verdict(self, error: errors.RemoteError | None) -> HandOff:
         """Return what it is told when the wait has ended otherwise."""
-        key, waited = self.lock.key, self._waited
+        key, first, waited = self.lock.key, self._locks[0].key, self._waited
         if error is None:
             why = f"waited {waited:.0f} s in the consumer (lock_timeout)"
             pause = None if self.reservation is None else self.reservation.away_s
             kept = Kept.of(self.lock.ticket, pause)
-            return HandOff(key, waited, TimedOut(LockNotAcquiredError(key, why), kept))
+            return HandOff(first, waited, TimedOut(LockNotAcquiredError(key, why), kept))
         if isinstance(error, errors.UnsupportedError):
-            return HandOff(key, waited, None)
-        return HandOff(key, waited, refusal_of(error, key, self.lock.server))
+            return HandOff(first, waited, None)
+        return HandOff(first, waited, refusal_of(error, key, self.lock.server))
 
     def send_again(self) -> None:
         """Publish the task once more, as one that waits on at its position."""
         request = self.context
-        ticket, waited = self.lock.ticket, round(self._waited, 3)
+        ticket, waited = self._locks[0].ticket, round(self._waited, 3)
         header = replace(Header.read(request), ticket=ticket, waited=waited)
         pause = 0.0 if self.reservation is None else self.reservation.away_s
         publish(self.request.task, request, pause, header)

@@ -64,6 +64,16 @@ def body(
         note("end", self, key=key, error=error, **about, retries=request.retries)
 
 
+def limited_body(self: Task, key: str, limit: Any, **kwargs: Any) -> Any:
+    """Do as `body` does, at a key of which the arguments say how many may have it."""
+    return body(self, key, **kwargs)
+
+
+def body_of_call(self: Task, key: str, account: int, vendor: int, **kwargs: Any) -> Any:
+    """Do as `body` does, for an account and a vendor."""
+    return body(self, key, **kwargs)
+
+
 def _raise(exc: BaseException) -> Any:
     raise exc
 

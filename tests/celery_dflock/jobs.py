@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from celery import Celery, Task
 from celery.signals import task_prerun
 
 from celery_dflock import (
+    Lock,
     LockedTask,
     LockLostError,
     LockNotAcquiredError,
@@ -32,7 +33,7 @@ from celery_dflock.signals import (
     task_superseded,
 )
 from tests.celery_dflock.bodies import ASIDE as ASIDE
-from tests.celery_dflock.bodies import LONG, SHORT, body
+from tests.celery_dflock.bodies import LONG, SHORT, body, body_of_call, limited_body
 from tests.celery_dflock.record import note
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -104,7 +105,12 @@ configure(os.environ)
 _names: set[str] = set()
 
 
-def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
+def job(
+    name: str,
+    base: type[Task] = LockedTask,
+    body: Callable[..., Any] = body,
+    **options: Any,
+) -> Task:
     assert name not in _names, f"{name} is there already: Celery would take the first for both"
     _names.add(name)
     if issubclass(base, LockedTask) and base is not SingletonTask:
@@ -137,6 +143,11 @@ latest_parked = job(
 )
 latest_late = job("latest_late", lock_conflict="supersede", acks_late=True, **NEVER_RETRIED)
 latest_skipped = job("latest_skipped", lock_conflict=("supersede", "skip"), lock_timeout=1)
+last = job("last", lock_conflict="newest", **NEVER_RETRIED)
+last_parked = job("last_parked", lock_wait="consumer", lock_conflict="newest", **NEVER_RETRIED)
+last_late = job("last_late", lock_conflict="newest", acks_late=True, **NEVER_RETRIED)
+last_skipped = job("last_skipped", lock_conflict=("newest", "skip"), lock_timeout=1)
+last_failed = job("last_failed", lock_conflict=("newest", "fail"), lock_timeout=1)
 retried = job(
     "retried", autoretry_for=(ValueError,), retry_kwargs={"countdown": 0, "max_retries": 1}
 )
@@ -223,8 +234,28 @@ in_region = app.task(
 )(_in_region)
 
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
+by_locks = job(
+    "by_locks",
+    lock_key=[Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"],
+    lock_timeout=LONG,
+)
 by_twos = job("by_twos", lock_limit=2, lock_timeout=LONG)
 singleton = job("singleton", base=SingletonTask)
+
+
+def limit_of(_task: Task, _args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return kwargs["limit"]
+
+
+by_template = job("by_template", lock_limit="{limit}", lock_timeout=LONG, body=limited_body)
+by_function = job("by_function", lock_limit=limit_of, lock_timeout=LONG, body=limited_body)
+parked_by_function = job(
+    "parked_by_function",
+    lock_limit=limit_of,
+    lock_timeout=LONG,
+    lock_wait="consumer",
+    body=limited_body,
+)
 
 
 def decide(_task: Task, error: LockNotAcquiredError) -> str:
@@ -280,7 +311,27 @@ parked_two_keys = job(
 parked_endless = job("parked_endless", lock_wait="consumer", lock_timeout=None)
 PAIR: dict[str, Any] = {"lock_wait": "consumer", "lock_timeout": LONG}
 parked_one = job("parked_one", lock_key="{key}:a", **PAIR)
-parked_pair = job("parked_pair", lock_key=["{key}:a", "{key}:b"], **PAIR)
+PAIR_KEYS = ["{key}:a", "{key}:b"]
+parked_pair = job("parked_pair", lock_key=PAIR_KEYS, **PAIR)
+THREE = [Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"]
+parked_three = job("parked_three", lock_key=THREE, **PAIR)
+parked_three_late = job("parked_three_late", lock_key=THREE, acks_late=True, **PAIR)
+parked_pair_lease = job("parked_pair_lease", lock_key=PAIR_KEYS, **PAIR, lock_ttl=SHORT)
+parked_pair_short = job(
+    "parked_pair_short", **{**PAIR, "lock_timeout": 1}, lock_key=PAIR_KEYS, lock_conflict="skip"
+)
+four = job(
+    "four",
+    lock_key=[
+        Lock("{key}:account:{account}"),
+        Lock("{key}:vendor:{vendor}", limit=3, rate=(8, 1.0)),
+        Lock("{key}:fleet", limit=5),
+    ],
+    acks_late=True,
+    reject_on_worker_lost=True,
+    body=body_of_call,
+    **PAIR,
+)
 parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=LONG, lock_conflict="fail")
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=LONG, rate_limit="5/s")
 

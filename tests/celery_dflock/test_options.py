@@ -30,7 +30,11 @@ def refusal(**options: Any) -> str:
 @pytest.mark.parametrize(
     ("option", "value", "remedy"),
     [
-        ("lock_conflict", "queue", "one of requeue, skip, fail, supersede (did you mean requeue?)"),
+        (
+            "lock_conflict",
+            "queue",
+            "one of requeue, skip, fail, supersede, newest (did you mean requeue?)",
+        ),
         ("lock_conflict", None, "one of requeue, skip, fail"),
         ("lock_conflict", ["skip"], "one of requeue, skip, fail"),
         ("lock_group", "{nobody}", "{nobody} names no argument of the task"),

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import LockedTask, LockNotAcquiredError, SingletonTask, dflock
-from celery_dflock.options import MAX_LIMIT
+from celery_dflock.limits import MAX_LIMIT
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
@@ -101,8 +101,7 @@ def test_a_rate_is_beside_a_limit(
     app: Celery, options: dict[str, Any], limit: int, rate: Any
 ) -> None:
     task = app.task(**{"base": LockedTask, "shared": False, **options})(nothing)
-    found = task._lock_options
-    assert (found.limit, found.rate) == (limit, rate)
+    assert task._lock_options.limits[:2] == (limit, rate)
 
 
 @pytest.mark.parametrize("rate", ["10", "10/d", 5, (0, 60), "", [1, 2, 3]])

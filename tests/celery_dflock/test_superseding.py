@@ -231,11 +231,11 @@ def arrive(cluster: Cluster, key: str, never: str, number: int) -> None:
         ({"lock_group": "of:{x}"}, "lock_group is 'of:{x}': give None, since lock_conflict is"),
         (
             {"lock_conflict": ("supersede", "wait")},
-            r"lock_conflict is .*, supersede, or \('supersede', 'requeue' or",
+            "lock_conflict is .*, newest, or a pair: 'supersede' or 'newest', and 'requeue' or",
         ),
         (
             {"lock_conflict": ("skip", "fail")},
-            r"lock_conflict is .*, supersede, or \('supersede', 'requeue' or",
+            "lock_conflict is .*, newest, or a pair: 'supersede' or 'newest', and 'requeue' or",
         ),
         ({"lock_conflict": "superseed"}, "did you mean supersede"),
     ],

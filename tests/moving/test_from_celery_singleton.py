@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
+from celery import group
 from celery.exceptions import ImproperlyConfigured
 from kombu.exceptions import EncodeError
 
@@ -98,6 +99,41 @@ def test_only_some_arguments_count(
     assert task.apply_async(*alike).id == first.id
     if unlike is not None:
         assert task.apply_async(*unlike).id != first.id
+
+
+@pytest.mark.parametrize(
+    ("keys", "inner"),
+    [(("{a}", "{a}"), "FAILURE"), (("outer:{a}", "inner:{a}"), "SUCCESS")],
+    ids=["the same key", "the task's name in it"],
+)
+def test_tasks_exclude_each_other_if_their_keys_do_not_have_their_names(
+    shop: Shop, keys: tuple[str, str], inner: str
+) -> None:
+    """`unique_on` has the name of its task in its keys: a `lock_key` has what you write."""
+    options = {"lock_unique": None, "lock_timeout": 0, "lock_conflict": "fail"}
+
+    def body(a: int) -> int:
+        return a
+
+    other = shop.locked_task(body, name=f"inner{inner}", lock_key=keys[1], **options)
+
+    def runs_the_other(a: int) -> str:
+        # This run holds its own lock meanwhile.
+        return str(other.apply(args=(a,)).state)
+
+    first = shop.locked_task(
+        runs_the_other, name=f"outer{inner}", lock_key=keys[0], **options
+    ).delay(7)
+    assert shop.work() == 1
+    assert first.get() == inner
+
+
+def test_equal_members_of_a_group_all_run(shop: Shop) -> None:
+    task = shop.locked_task(name="member")
+    results = group([task.s(1), task.s(1)], app=shop.app).apply_async().results
+    assert len({result.id for result in results}) == 2
+    assert shop.work() == 2
+    assert [result.get() for result in results] == [[1], [1]]
 
 
 def test_an_argument_that_does_not_exist_cannot_count(shop: Shop) -> None:

@@ -2,7 +2,7 @@
 
 ``python -m tests.smoke.outcomes`` starts docker-compose.yml with two workers, does all that to each
 service while tasks run, has the record of it judged by the checker of the chaos runs, measures the
-image, and writes the tables of docs/containers.md; with ``--cluster`` the same is done to
+image, and writes the tables of the pages about containers; with ``--cluster`` the same is done to
 examples/cluster. It takes ten minutes, needs a Docker engine on Linux (the containers' clock is
 compared with this process's), and ends with status 1 if two have held one lock.
 """
@@ -30,7 +30,7 @@ from tests.smoke import engine, figures
 from tests.smoke.engine import ROOT, docker
 from tests.smoke.names import TICK, group
 
-PAGE = ROOT / "docs" / "containers.md"
+PAGES = (ROOT / "docs" / "containers.md", ROOT / "docs" / "explanation" / "containers.md")
 PROJECT = "dflock-outcomes"
 AWAY = 8.0
 """Seconds of a pause and of a cut: longer than a lease, or than what a server of a cluster promises."""
@@ -308,11 +308,10 @@ def where() -> str:
 
 
 def write(name: str, text: str) -> None:
-    """Put a table between its marks in the page."""
+    """Put a table between its marks, in the page that has them."""
     marked = re.compile(rf"(<!-- begin: {name}\b.*? -->\n).*?(<!-- end -->)", re.DOTALL)
-    page = PAGE.read_text()
-    assert marked.search(page), f"{PAGE} has no marks for {name}"
-    PAGE.write_text(marked.sub(lambda found: found[1] + text + found[2], page))
+    [path] = [path for path in PAGES if marked.search(path.read_text())]
+    path.write_text(marked.sub(lambda found: found[1] + text + found[2], path.read_text()))
 
 
 def main() -> int:

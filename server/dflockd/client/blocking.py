@@ -205,6 +205,27 @@ class DistributedLock(LockBase):
             session.take_back(claim)
             raise
 
+    def lend(self) -> str | None:
+        """Let another process take the lock over with `adopt`. Return its token for that process.
+
+        This one renews it no more. Until it is adopted it belongs to the connection of this object:
+        it is free if this process ends, once its lease ends, or when you call `abandon`. So, unlike
+        with `detach`, there is no moment at which nobody's end would free it.
+
+        ``None`` if the lock is not certainly held, or is being renewed at this moment. Then it is as
+        before, and you may try again. This asks no server, and does not wait.
+        """
+        session = self._session
+        return session.lend((session.lease, session.waiter))
+
+    def abandon(self) -> None:
+        """Give up the lock, or the position, without waiting: close its connection.
+
+        The server frees what belongs to it. A lock that another process has adopted is not this
+        object's any more, and stays. You may call this in a signal handler and in any thread.
+        """
+        self._session.abandon()
+
     def adopt(self, token: str) -> bool:
         """Take over a lock that is held, by its token. Return ``False`` if it is no longer held.
 

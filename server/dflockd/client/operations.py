@@ -919,6 +919,8 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
     cls, text = (errors.RefusedError, f"unexpected answer {reply}")
     if isinstance(reply, Status) and reply in _REFUSALS:
         cls, text = _REFUSALS[reply]
+        if reply is Status.LIMIT_MISMATCH:
+            text = f"{text} than {target.limit}"
     elif isinstance(reply, Recovering):
         retry_s = reply.milliseconds / 1000
         return errors.RecoveringError(

@@ -96,16 +96,17 @@ class PendingAcquires:
         *,
         ticket: str | None = None,
         reservation: Reservation | None = None,
+        takes: bool = False,
         queued: Callable[[], object],
         told: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
     ) -> PendingAcquire:
         """Wait for the turn at a lock, behind those that are waited for here already.
 
-        Nothing is ever granted here. A turn brings a ticket for the process that uses the lock,
-        which is then the first holder. A server that ends meanwhile may just be restarted: for
-        `RESTART_PATIENCE`, positions are taken there again, in the same order. In a cluster a
-        position follows its key.
+        Nothing is granted here, unless it `takes` the lock. A turn brings a ticket for the process
+        that uses the lock, which is then the first holder. A server that ends meanwhile may just be
+        restarted: for `RESTART_PATIENCE`, positions are taken there again, in the same order. In a
+        cluster a position follows its key.
 
         Args:
             lock: says what is waited for; nobody else's from now on.
@@ -114,6 +115,8 @@ class PendingAcquires:
             ticket: of a position to resume; see `DistributedLock.enqueue`.
             reservation: keep the position if its turn does not come in time; ``lock.ticket`` names it
                 then.
+            takes: be granted the lock here, without a turn: `told` is called once `lock` holds it, and
+                nothing after that.
             queued: called once there is something to wait for.
             told: called when it is its turn, which answers an `ask`: `PendingAcquire.hand_over` or
                 `PendingAcquire.pass_on` is next. A slot is set aside for `TURN_MS`. Called again
@@ -130,6 +133,7 @@ class PendingAcquires:
         number = next(self._numbers)
         progress = lock._progress(ticket, reservation)
         pending = PendingAcquire(self, number, lock, timeout_s, progress, queued, told, ended)
+        pending.takes = takes
         self._all.add(pending)
         current().reactor.call(partial(self._line_up, pending))
         return pending
@@ -262,13 +266,21 @@ class PendingAcquires:
         session, asked, started = pending.lock._session, pending.server, clock.now()
         self._joining += 1
         try:
-            ticket = yield from session.line_up(pending, pending.progress, TURN_MS)
+            if pending.takes:
+                ticket = b""
+                is_held = yield from session.enqueue(pending, 0, progress=pending.progress)
+            else:
+                ticket = yield from session.line_up(pending, pending.progress, TURN_MS)
+                is_held = False
         except Exception as exc:  # whatever it is, somebody waits for the end
             self._failed(pending, exc, asked, clock.now() - started > SLOW)
         else:
             self._failing.pop(asked, None)
             self._closed_until.pop(pending.line, None)
-            self._take_in(pending, ticket)
+            if is_held:
+                self._hold(pending)
+            else:
+                self._take_in(pending, ticket)
         finally:
             self._joining -= 1
             for turns in self._turns.values():
@@ -281,15 +293,17 @@ class PendingAcquires:
         if pending.left or link is None:
             session.abandon()
             return
-        # Should the connection break, the position may have gone elsewhere under that ticket.
-        pending.progress.place = ticket
-        turns = self._turns_of(link)
-        pending.wait_at(turns)
+        turns = None
+        if not pending.takes:
+            # Should the connection break, the position may have gone elsewhere under that ticket.
+            pending.progress.place = ticket
+            turns = self._turns_of(link)
+            pending.wait_at(turns)
         current().reactor.run(self._attend(pending))
         queued, pending.queued = pending.queued, None
         if queued is not None:
             _call(queued)
-        if pending.ticket in turns.early:
+        if turns is not None and pending.ticket in turns.early:
             turns.early.discard(pending.ticket)
             self._asks = False
             pending.tell()
@@ -299,19 +313,34 @@ class PendingAcquires:
         seconds = None
         if pending.deadline is not None:
             seconds = math.ceil(max(0.0, pending.deadline - clock.now()))
+        session = pending.lock._session
         try:
-            is_taken_up = yield from pending.lock._session.stay(seconds, pending.progress)
+            if pending.takes:
+                claim = None, session.waiter
+                is_taken_up = yield from session.wait(claim, seconds, pending.progress)
+            else:
+                is_taken_up = yield from session.stay(seconds, pending.progress)
         except Exception as exc:
             pending.wait_no_more()
             self._failed(pending, exc)
             return
         pending.wait_no_more()
-        if not is_taken_up:
+        if is_taken_up and pending.takes:
+            self._hold(pending)
+        elif not is_taken_up:
             self._end(pending)
         elif pending.is_handed:
             self._all.discard(pending)
         else:
             self._end(pending, _taken_elsewhere(pending))
+
+    def _hold(self, pending: PendingAcquire) -> None:
+        """Say that its lock is held."""
+        self._all.discard(pending)
+        if pending.left:
+            pending.lock._session.abandon()
+        else:
+            _call(pending.told)
 
     def _end(self, pending: PendingAcquire, error: errors.RemoteError | None = None) -> None:
         self._all.discard(pending)
@@ -431,6 +460,7 @@ class PendingAcquire:
         "number",
         "progress",
         "queued",
+        "takes",
         "ticket",
         "told",
     )
@@ -457,6 +487,8 @@ class PendingAcquire:
         self.error: errors.RemoteError | None = None
         """Why it could not be queued."""
         self.left = False
+        self.takes = False
+        """Whether it is granted its lock, and no turn."""
         self.progress = progress
         self.queued: Callable[[], object] | None = queued
         self.told = told

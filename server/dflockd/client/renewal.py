@@ -91,8 +91,6 @@ class _Keeper:
         self.pool = pool
         self.sent: dict[Connection, float] = {}
         """When a renewal was sent on connections that owe its answer."""
-        self.spare: Connection | None = None
-        """A second connection to the same server, to which the hold may belong."""
         self.promised: list[Renewal] = []
         """Renewals that somebody waits for, and that were sent."""
         self.says_begun = False
@@ -129,8 +127,8 @@ class _Keeper:
 
     def close(self) -> None:
         """Close what nobody else knows."""
-        if self.spare is not None:
-            self.spare.close()
+        if self.lease.spare is not None:
+            self.lease.spare.close()
         self._fire(self.promised)
 
     def heed(self, now: float) -> None:
@@ -173,7 +171,7 @@ class _Keeper:
             until = self.silent_at(sent)
         else:
             until = clock.now() if self.lease.renewals else self.lease.renew_at
-        if self.spare is not None:
+        if self.lease.spare is not None:
             until = min(until, clock.now() + BOTH)
         return min(until, self.lease.deadline)
 
@@ -185,7 +183,7 @@ class _Keeper:
             UnexpectedReplyError: what came is no reply.
             DflockdError: what the reply says.
         """
-        lease, spare = self.lease, self.spare
+        lease, spare = self.lease, self.lease.spare
         if not link.owes():
             self.sent.pop(link, None)  # its owner has used it meanwhile
         if spare is not None and spare in self.sent:
@@ -201,7 +199,7 @@ class _Keeper:
             return False
         if link in self.sent:
             return now >= self.silent_at(self.sent[link])
-        spare = self.spare
+        spare = self.lease.spare
         if (
             now >= lease.renew_at
             or lease.renewals
@@ -241,10 +239,10 @@ class _Keeper:
 
     def _settle(self, answer: TimedReply) -> None:
         """See what follows from a renewal that is done."""
-        spare = self.spare
+        spare = self.lease.spare
         self.keep_promises(answer.sent)
         if spare is not None and spare not in self.sent and answer.sent >= self._settles_from:
-            self.spare = None
+            self.lease.spare = None
             spare.close()
 
 
@@ -265,8 +263,8 @@ class _Rescue:
         self._route = stood_on.route
         self._ours = [stood_on]
         """The connections on which it has been asked, the latest last."""
-        if keeper.spare is not None:
-            self._ours.append(keeper.spare)
+        if keeper.lease.spare is not None:
+            self._ours.append(keeper.lease.spare)
         self._turn = Turn(keeper.lease, keeper.pool)
         self._waits_since = clock.now()
         self._certain_from = 0.0
@@ -307,15 +305,15 @@ class _Rescue:
     def _end(self, link: Connection | None) -> None:
         """Close the connections that are not needed, and let others know whether the server is back."""
         keeper = self._keeper
-        keeper.spare = None
+        keeper.lease.spare = None
         for each in self._ours:
             if each is link or each.closed:
                 continue
             if link is not None and each.route.address == link.route.address:
-                keeper.spare = each
+                keeper.lease.spare = each
             else:
                 each.close()
-        stay = (link, keeper.spare)
+        stay = (link, keeper.lease.spare)
         keeper.sent = {each: sent for each, sent in keeper.sent.items() if each in stay}
         self._turn.end(is_back=link is not None)
 

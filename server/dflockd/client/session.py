@@ -551,6 +551,29 @@ class LockSession(Requester):
         self._home().pool.give(link)
         return lease.token.decode()
 
+    def lend(self, claim: Ending) -> str | None:
+        """Renew the hold no more, so that another process may adopt it; return its token.
+
+        It belongs to its connection until then. `abandon` closes that, and frees what nobody has
+        adopted. No renewal is under way then: one that came later would take the hold back.
+
+        Args:
+            claim: of the caller.
+
+        Returns:
+            ``None`` if that cannot be done at this instant, and nothing has changed.
+        """
+        lease = self.lease
+        link = None if lease is None or not lease.is_held_at(clock.now()) else lease.take()
+        if lease is None or link is None:
+            return None
+        if link.closed or link.owes() or lease.spare is not None or not lease.end(claim):
+            lease.put(link)
+            return None
+        self.telling = link
+        self._home().reactor.forget(lease)
+        return lease.token.decode()
+
     def release(
         self,
         claim: Ending,

@@ -74,9 +74,11 @@ class GateHouse:
 
     def gate(self, guest: Guest) -> Gate:
         """Return the protocol for a connection that was accepted."""
-        gate = Gate(self, guest)
+        return Gate(self, guest)
+
+    def remember(self, gate: Gate) -> None:
+        """Take in a connection that is made; over TLS, once the handshake is done."""
         self._gates[gate] = None
-        return gate
 
     def forget(self, gate: Gate) -> None:
         """Take out a connection that has ended."""
@@ -160,6 +162,8 @@ class Gate(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request."""
         self._transport = cast(asyncio.Transport, transport)
+        # Not before: of a handshake that comes to nothing no protocol learns the end.
+        self._house.remember(self)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else "somebody"
         self._allow(HEAD_TIMEOUT, self._head_timed_out)
@@ -280,7 +284,9 @@ class Gate(asyncio.Protocol):
         self._house.log.warning(f"%s: {reason} ({status})", self.peer)
         self._transport.write(encoded(text(status, reason))[0])
         self._stop()
-        # What the peer still sends is read and dropped: a reset would take the answer from it.
+        # What the peer still sends is read and dropped: a reset would take the answer from it. That
+        # is nothing to do for it: else those that are refused would shut everybody out.
+        self.relent()
         self._timer = self._loop.call_later(LINGER, self._transport.abort)
 
     def _stop(self) -> None:

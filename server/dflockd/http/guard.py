@@ -82,17 +82,19 @@ class Guard:
 def _authenticated(request: HttpRequest, secret: bytes) -> str | None:
     """Return the name that was given along with the right secret, which may be empty."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    name, shown = "", given.strip().encode(errors="surrogateescape")
+    user, shown = b"", given.strip().encode(errors="surrogateescape")
     if scheme.lower() == "basic":
         try:
             user, _, shown = base64.b64decode(shown, validate=True).partition(b":")
         except binascii.Error:
             return None
-        # The name goes to the log: not so the secret, of which somebody may have made a name, too.
-        name = user.decode(errors="replace")[:64] if secret not in user else ""
     elif scheme.lower() != "bearer":
         return None
-    return name if hmac.compare_digest(shown, secret) else None
+    if not hmac.compare_digest(shown, secret):
+        return None
+    # The name goes to the log: not so the secret, of which somebody may have made a name, too. Only
+    # here is it looked for, where it was shown: how long that takes reveals it.
+    return user.decode(errors="replace")[:64] if secret not in user else ""
 
 
 def _asked_name(request: HttpRequest) -> str:

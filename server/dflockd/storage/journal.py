@@ -37,6 +37,7 @@ from dflockd.storage.records import (
     encode_packed,
     encode_pause,
     encode_rate,
+    moved,
 )
 from dflockd.storage.segment import (
     END,
@@ -349,8 +350,17 @@ class Journal:
             self._disk.unlink([name])
             raise
         mapped.data[: len(beginning)] = beginning
+        position, seed = RECORDS, seed_of(beginning)
         if self._number:
             before, end = self._current, self._position
+            if before.end > RECORDS:
+                # A step counts as a whole, so all of it goes on in the new segment: else a kill now
+                # could keep the end of something, and lose what has come in its place. A step that
+                # is longer than a segment cannot.
+                step = moved(self._data[before.end : end], seed)
+                position += len(step)
+                mapped.data[RECORDS:position] = step
+                end = before.end
             self._words[END] = word(end, SegmentStage.TURNED)
             before.end = self._ends[self._number] = end
             before.mapped.close()
@@ -359,8 +369,8 @@ class Journal:
             for old in [each for each in self._ends if each < self._first]:
                 del self._ends[old]
         self._current = _Segment(number, file, mapped)
-        self._data, self._words, self._seed = mapped.data, mapped.words, seed_of(beginning)
-        self._number, self._position = number, RECORDS
+        self._data, self._words, self._seed = mapped.data, mapped.words, seed
+        self._number, self._position = number, position
         self._is_cleaning = self._has_too_much()
 
     def _mark(self, where: _Segment, index: int, value: int) -> None:

@@ -158,6 +158,18 @@ def encode_packed(record: PackedRecord, seed: int) -> bytes:
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
+def moved(records: bytes, seed: int) -> bytes:
+    """Return whole records as they stand where checksums begin with another seed."""
+    result, start = bytearray(records), 0
+    while start < len(records):
+        _, size = _CHECKED.unpack_from(records, start)
+        body_start = start + _CHECKED.size
+        body = records[body_start : body_start + size]
+        _CHECKED.pack_into(result, start, zlib.crc32(body, seed), size)
+        start = body_start + size
+    return bytes(result)
+
+
 def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[JournalRecord], int]:
     """Read records until one is not whole.
 

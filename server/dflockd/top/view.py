@@ -240,7 +240,8 @@ def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableT
         empty: list[RenderableType] = [""] * (3 if has_bar else 2)
         return [key, Text(row.paused or row.rate or "nobody yet", "dim"), *empty, waiters]
     who = short(row.label, most) or "somebody"
-    if row.owner:
+    # The label of a task has its id, and the pid behind it must not be cut off by a digest of that.
+    if row.owner and not _TASK.fullmatch(row.label):
         who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
     who += _in_group(row.group)
     if row.limit != 1:

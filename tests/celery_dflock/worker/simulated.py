@@ -18,13 +18,14 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from celery_dflock.run import TURN_TIMEOUT
 from celery_dflock.worker import consumer_wait
 from celery_dflock.worker.consumer_wait import ConsumerWait
-from dflockd.wire import Acquire, Granted, How, Owner, Release, Renew, Reserve, TimedOut
+from dflockd.wire import Acquire, Granted, How, Owner, Release, Renew, Renewed, Reserve, TimedOut
 from tests.celery_dflock.worker.simulated_locks import (
     LOCK,
     START,
     WIRE,
     Clock,
     Connection,
+    Lock,
     Pending,
     Server,
     Waits,
@@ -49,6 +50,8 @@ class Call(NamedTuple):
     age: int = 0
     dies: bool = False
     """Its process ends before it asks for the lock."""
+    needs_both: bool = False
+    """Whether it needs both keys, where there are two."""
 
 
 class Pool:
@@ -101,11 +104,20 @@ class Task:
         owner = Owner(self.id.encode(), 0, call.age) if call.age else None
         limit = 1 if call.age else world.limits[key]
         self.wanted = Wanted(b"key-%d" % key, limit, group, world.rates[key], owner)
+        self.others: list[Wanted] = []
+        """What it needs beside that, and takes after it."""
+        if call.needs_both and len(world.limits) == 2 and not call.age:
+            both = [
+                Wanted(b"key-%d" % n, world.limits[n], group, world.rates[n], None) for n in (0, 1)
+            ]
+            self.wanted, *self.others = sorted(both, key=lambda each: (each.limit, each.key))
+        self.held: list[tuple[Wanted, bytes, Connection]] = []
         self.request_dict: dict[str, Any] = {}
         self.content_type = "application/json"
         self.ticket = ""
         self.is_revoked = self.is_superseded = False
         self.connection: Connection | None = None
+        self.connections: list[Connection] = []
         self.on_accepted: Callable[..., Any] = lambda *_: None
         self.on_success: Callable[..., Any] = self._over
         self.on_failure: Callable[..., Any] = self._over
@@ -130,15 +142,42 @@ class Task:
             self.world.clock.after(START, self.end)
         elif self.call.kind == "ordinary":
             self.world.clock.after(self.call.seconds, self.end)
+        elif isinstance(came, tuple):
+            self.world.clock.after(START, self.adopt, *came)
         elif came is not None and not isinstance(came, str):
             self.is_superseded = True
             self.end()
         else:
             self.world.clock.after(START, self.ask, came or "")
 
+    def connect(self) -> Connection:
+        self.connections.append(Connection(self.world.server, f"process of {self.id}"))
+        return self.connections[-1]
+
+    @property
+    def asked(self) -> Wanted:
+        """The lock that it takes next."""
+        return [self.wanted, *self.others][len(self.held)]
+
+    def adopt(self, ticket: str, lent: tuple[tuple[str, str], ...]) -> None:
+        """Take over what the worker holds, and take up the last."""
+        if len(self.held) == len(lent):
+            self.ask(ticket)
+            return
+        token = lent[len(self.held)][1].encode()
+        connection = self.connect()
+
+        def adopted(reply: Any) -> None:
+            assert isinstance(reply, Renewed), reply
+            self.held.append((self.asked, token, connection))
+            self.adopt(ticket, lent)
+
+        connection.ask(Renew(LOCK, self.asked.key, token, 600), adopted)
+
     def ask(self, ticket: str) -> None:
-        self.connection = Connection(self.world.server, f"process of {self.id}")
-        wanted, more = self.wanted, {**self.wanted.said(), "ticket": ticket.encode()}
+        self.connection = self.connect()
+        wanted = self.asked
+        more = {**wanted.said(), "ticket": ticket.encode()}
         if ticket:
             more["reserve"] = Reserve(500, 0)
         seconds = TURN_TIMEOUT if ticket else 100_000
@@ -148,12 +187,16 @@ class Task:
     def answered(self, reply: Any) -> None:
         assert self.connection is not None
         if isinstance(reply, Granted):
+            self.held.append((self.asked, reply.token, self.connection))
+            if len(self.held) <= len(self.others):
+                self.ask("")
+                return
             self.world.ran.append(self)
             assert self.world.clock.now >= self.call.at
-            if self.wanted.rate is not None:
-                begun = Renew(LOCK, self.wanted.key, reply.token, 60, How.BEGUN)
-                self.connection.ask(begun)
-            self.world.clock.after(self.call.seconds, self.release, reply.token)
+            for wanted, token, connection in self.held:
+                if wanted.rate is not None:
+                    connection.ask(Renew(LOCK, wanted.key, token, 600, How.BEGUN))
+            self.world.clock.after(self.call.seconds, self.release)
         elif isinstance(reply, TimedOut):  # it is sent again, and its position is kept
             self.world.requeued += 1
             self.ticket = reply.ticket.decode()
@@ -163,16 +206,19 @@ class Task:
             self.is_superseded = True
             self.end()
 
-    def release(self, token: bytes) -> None:
-        assert self.connection is not None
-        self.connection.ask(Release(LOCK, self.wanted.key, token), lambda _: self.end())
+    def release(self, *_: Any) -> None:
+        """Release all, the last one first."""
+        wanted, token, connection = self.held.pop()
+        then = self.release if self.held else lambda _: self.end()
+        connection.ask(Release(LOCK, wanted.key, token), then)
 
     def end(self, is_done: bool = True) -> None:
         if is_done:
             self.world.done.add(self)
             self.world.ended[self] = self.world.clock.now
-        if self.connection is not None:
-            self.connection.close()
+        for connection in self.connections:
+            connection.close()
+        self.connections, self.held = [], []
         on_success, self.on_success, self.on_failure = self.on_success, self._over, self._over
         self.on_accepted = lambda *_: None
         self._over()
@@ -207,6 +253,7 @@ class Worker:
         self.waits = Waits(world.server, f"worker-{number}")
         self.wait._pending = self.waits  # type: ignore[assignment]
         self.wait._inbox.post = lambda job: world.clock.after(WIRE / 2, job)  # type: ignore
+        self.wait._releases.run = lambda job: world.clock.after(3 * WIRE, job)  # type: ignore
         self.wait._warn = lambda: None  # type: ignore[method-assign]
         self.wait.start()
 
@@ -251,7 +298,6 @@ class World:
     def __init__(
         self, slots: list[int], limits: list[int], rates: list[int | None], are_celerys: bool
     ) -> None:
-        self.clock = Clock()
         self.server = Server(self.clock)
         self.limits, self.rates = limits, (rates * len(limits))[: len(limits)]
         self.ran: list[Task] = []
@@ -292,7 +338,8 @@ class SimulatedWaiter(consumer_wait.Waiter):
 
     def __init__(self, task: Task) -> None:
         self.request, self.timeout = task, None
-        self.lock = task  # type: ignore[assignment]
+        self._locks = self._make_locks()
+        self.lock = self._locks[0]
         self.handed = None
         self.is_in_pool = self.is_accepted = self.is_over = False
         self.is_cut = self.is_to_be_sent = False
@@ -305,11 +352,15 @@ class SimulatedWaiter(consumer_wait.Waiter):
         return cls(request)
 
     @property
-    def line(self) -> Any:
-        return self.request.wanted.key
+    def run(self) -> Any:
+        return self.owner, self.request.wanted.key
 
-    def hand_off(self, ticket: Any) -> Any:
-        return ticket
+    def _make_locks(self) -> Any:
+        task = self.request
+        return [Lock(each) for each in (task.wanted, *task.others)] if task.others else [task]
+
+    def hand_off(self, ticket: Any, lent: Any) -> Any:
+        return (ticket, lent) if lent else ticket
 
     def verdict(self, error: Any) -> Any:
         return error
@@ -325,12 +376,16 @@ def world(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumer_wait, "Waiter", SimulatedWaiter)
         patch.setattr(consumer_wait, "HANDED", "dflock_handed")
+        clock = SimpleNamespace(monotonic=lambda: there.clock.now)
         quiet = SimpleNamespace(
             has_room=True, attach=lambda: None, raise_for=lambda _: None, lower_for=lambda _: None
         )
         patch.setattr(consumer_wait, "Prefetch", lambda _: quiet)
         state.reset_state()
-        there = World(slots, limits, rates or [None], are_celerys)
+        there = World.__new__(World)
+        there.clock = Clock()
+        patch.setattr(consumer_wait, "time", clock)
+        there.__init__(slots, limits, rates or [None], are_celerys)  # type: ignore[misc]
         tell = Pending.tell
 
         def told(pending: Pending) -> None:

@@ -13,14 +13,17 @@ from typing import Any
 from dflockd.client.pending import TURN_MS
 from dflockd.table import Effect, Limits, LockTable, TokenIssuer
 from dflockd.wire import (
+    Acquire,
     Enqueue,
     FairGroup,
+    Granted,
     Hello,
     Next,
     Owner,
     Pass,
     Queued,
     Rate,
+    Release,
     Reply,
     Request,
     Space,
@@ -143,16 +146,62 @@ class Wanted:
         return {"rate": self.rate, "owner": self.owner, "group": self.group}
 
 
+class Lock:
+    """One lock of a task that needs several, as its worker has it."""
+
+    ticket = ""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.key = wanted.key.decode()
+        self.token = b""
+        self.connection: Connection | None = None
+
+    @property
+    def held(self) -> bool:
+        return bool(self.token)
+
+    def lend(self) -> str:
+        token, self.token = self.token.decode(), b""
+        return token
+
+    def give_back(self) -> None:
+        if self.token and self.connection is not None:
+            self.connection.ask(Release(LOCK, self.wanted.key, self.token))
+            self.token = b""
+
+    def abandon(self) -> None:
+        if self.connection is not None:
+            self.connection.server.clock.after(2 * WIRE, self.connection.close)
+
+
 class Pending:
     """One position of a worker's consumer."""
 
-    def __init__(self, waits: Waits, wanted: Wanted, told: Any, ended: Any, ticket: str) -> None:
+    def __init__(
+        self, waits: Waits, lock: Any, told: Any, ended: Any, ticket: str, takes: bool = False
+    ) -> None:
+        wanted = lock.wanted
         self.waits, self.wanted, self._told, self._ended = waits, wanted, told, ended
+        self.lock = lock
         self.ticket, self.is_told, self.is_handed, self.left = ticket, False, False, False
         self.connection = Connection(waits.server, waits.instance)
+        if takes:
+            request = Acquire(LOCK, wanted.key, wanted.limit, 100_000, 600, **wanted.said())
+            self.connection.ask(request, self._granted)
+            return
         more = {**wanted.said(), "ticket": ticket.encode(), "turn": TURN_MS}
         request = Enqueue(LOCK, wanted.key, wanted.limit, 60, **more)
         self.connection.ask(request, self._queued)
+
+    def _granted(self, reply: Reply) -> None:
+        if not isinstance(reply, Granted):
+            self._end(reply)
+        elif self.left:
+            self.connection.close()
+        else:
+            self.lock.token, self.lock.connection = reply.token, self.connection
+            self._told()
 
     def _queued(self, reply: Reply) -> None:
         if not isinstance(reply, Queued):
@@ -189,7 +238,8 @@ class Pending:
     def leave(self) -> None:
         self.left = True
         self.waits.positions.pop(self.ticket, None)
-        self.connection.close()
+        if getattr(self.lock, "connection", None) is not self.connection:  # else it is held
+            self.connection.close()
 
 
 class Waits:
@@ -204,8 +254,10 @@ class Waits:
         self.passed = 0
         """Turns that could not be used."""
 
-    def join(self, lock: Any, _timeout: object, *, told: Any, ended: Any, **_: Any) -> Pending:
-        return Pending(self, lock.wanted, told, ended, lock.ticket)
+    def join(
+        self, lock: Any, _timeout: object, *, told: Any, ended: Any, takes: bool, **_: Any
+    ) -> Pending:
+        return Pending(self, lock, told, ended, lock.ticket, takes)
 
     def ask(self) -> None:
         if not self.is_asked:

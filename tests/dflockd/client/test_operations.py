@@ -246,7 +246,7 @@ def test_another_attempt_of_the_owner(name: str) -> None:
         (b"error_max_locks", errors.MaxLocksError, "--max-locks"),
         (b"error_max_waiters", errors.MaxWaitersError, "--max-waiters"),
         (b"error_max_holds", errors.MaxHoldsError, "--max-holds"),
-        (b"error_limit_mismatch", errors.LimitMismatchError, "another limit"),
+        (b"error_limit_mismatch", errors.LimitMismatchError, "another limit than 1"),
         (b"error_not_enqueued", errors.LeaseExpiredError, "lease ended"),
         (b"error_already_enqueued", errors.RefusedError, ""),
         (b"error_draining", errors.DrainingError, "shutting down"),

@@ -146,7 +146,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def end(self: Any, link: Any) -> None:
         real(self, link)
-        spare, self._keeper.spare = self._keeper.spare, None
+        lease = self._keeper.lease
+        spare, lease.spare = lease.spare, None
         if spare is not None:
             spare.close()
 

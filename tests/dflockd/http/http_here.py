@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
@@ -74,11 +75,13 @@ class Here:
 
 
 @contextlib.asynccontextmanager
-async def site_here(most: int = 100, secret: bytes | None = None) -> AsyncIterator[Here]:
+async def site_here(
+    most: int = 100, secret: bytes | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Here]:
     table = LockTable(Limits(max_locks=100_000), TokenIssuer(b"x", 1))
     server = Server(table, ServerOptions(host="127.0.0.1", port=0, auth_secret=secret))
     await server.start()
-    http = HttpServer(server, HttpOptions(max_connections=most))
+    http = HttpServer(server, HttpOptions(max_connections=most, tls=tls))
     await http.start()
     here = Here(http, table)
     try:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import signal
 import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from dflockd.http import gate
 from dflockd.http.head import HttpRequest
+from tests.dflockd.client_support import make_certificate
 from tests.dflockd.http.http_here import GET, fill, site_here, until
 from tests.dflockd.http.http_site import SECRET, Site
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -132,6 +137,44 @@ async def test_no_more_is_kept_of_a_stream_than_a_head_can_have() -> None:
         assert await peer.status() == 431
 
 
+# Handshakes.
+
+
+async def test_nothing_is_kept_of_a_handshake_that_failed(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*make_certificate(tmp_path))
+    async with site_here(tls=context) as here:
+        for _ in range(3):
+            assert await (await here.connect()).ask() == 0
+        await until(lambda: not here.http._house.admission.total)
+        assert not here.http._house._gates
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_a_handshake_that_goes_on_is_in_no_way_of_a_clean_stop(
+    tmp_path: Path, uvloop: bool
+) -> None:
+    cert, key = make_certificate(tmp_path)
+    flags = ("--http-port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
+    state = tmp_path / "state"
+    server = ServerProcess(*flags, "--state-dir", str(state), uvloop=uvloop)
+    try:
+        where = urlsplit(Site(server).url)
+        client = ssl.create_default_context(cafile=str(cert))
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        peer = client.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.do_handshake()
+        with socket.create_connection((where.hostname, where.port), PATIENCE) as connection:
+            connection.sendall(outgoing.read())
+            assert connection.recv(1)
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0, server.log
+    finally:
+        server.end()
+    assert json.loads((state / "state.json").read_text())["clean"]
+
+
 # Too many.
 
 
@@ -164,6 +207,15 @@ async def test_guessing_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> Non
     async with site_here(most=8, secret=b"secret") as here:
         for _ in range(20):
             (await here.connect()).writer.write(wrong)
+        assert await here.ask() == 200
+
+
+async def test_who_is_refused_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LINGER", PATIENCE)
+    async with site_here(8) as here:
+        for _ in range(20):
+            peer = await here.connect()
+            assert [await peer.ask(), await peer.ask(b"nonsense\r\n\r\n")] == [200, 400]
         assert await here.ask() == 200
 
 

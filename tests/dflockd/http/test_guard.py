@@ -7,12 +7,16 @@ import re
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import h11
 import pytest
 
+from dflockd.http.guard import _authenticated
+from dflockd.http.head import Request
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, basic, bearer
 from tests.dflockd.raw_server import PATIENCE
 
@@ -92,6 +96,21 @@ def test_a_wrong_token_is_logged_without_it(closed_site: Site) -> None:
     log = "\n".join(closed_site.server.log)
     assert "wrong guess" not in log
     assert "forged" not in log, "a path can have a secret in it, too"
+
+
+def test_how_long_a_wrong_token_takes_does_not_tell_of_the_right_one() -> None:
+    secret = b"a" * 30 + b"b" + b"a" * 30
+
+    def seconds(name: str) -> float:
+        """The time that the thread itself had."""
+        headers = {"authorization": basic(name, "wrong")["Authorization"]}
+        request = Request("GET", "/metrics", {}, headers, h11.Connection(h11.SERVER))
+        before = time.thread_time()
+        assert _authenticated(request, secret) is None
+        return time.thread_time() - before
+
+    alike, other = (min(seconds(letter * 23_000) for _ in range(50)) for letter in "az")
+    assert alike < 2 * other
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,9 @@ class _Bytes:
     def __init__(self, disk: RecordingDisk, file: int, mapped: Mapped) -> None:
         self._disk, self._file, self._mapped = disk, file, mapped
 
+    def __getitem__(self, where: slice) -> bytes:
+        return self._mapped.data[where]
+
     def __setitem__(self, where: slice, data: bytes) -> None:
         self._mapped.data[where] = data
         self._disk.wrote(self._file, where.start or 0, data)

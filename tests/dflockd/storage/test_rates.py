@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dflockd.storage import journal
 from dflockd.storage.directory import StateDir
-from dflockd.table import Limits, LockTable, TokenIssuer
+from dflockd.storage.disk import Disk
+from dflockd.table import Limits, LockTable, TokenIssuer, rates
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
     Granted,
     How,
     Rate,
+    Release,
     Renew,
     Space,
     Status,
 )
+from tests.dflockd.storage.power import Left, Machine, Record, RecordingDisk
 
 HOUR = Rate(40, 3_600_000)
 
@@ -26,9 +32,9 @@ HOUR = Rate(40, 3_600_000)
 class Run:
     """A server's use of a directory; without a `stop` it was killed."""
 
-    def __init__(self, path: Path, now: float) -> None:
+    def __init__(self, path: Path, now: float, disk: Callable[[Path], Disk] = Disk) -> None:
         self.now = now
-        self.state = StateDir(str(path), now, Limits())
+        self.state = StateDir(str(path), now, Limits(), disk=disk)
         self.table = LockTable(Limits(), TokenIssuer(b"secret", self.state.fence), kept=True)
         self.state.start(self.table, now)
 
@@ -38,14 +44,28 @@ class Run:
         ((_, reply),) = self.table.handle(peer, request, self.now)
         if isinstance(reply, Granted) and reports:
             self.table.handle(peer, Renew(Space.LOCK, key, reply.token, 30, How.BEGUN), self.now)
+        self.record()
+        return reply
+
+    def record(self) -> None:
         assert self.table.changes is not None
         self.state.journal.record(self.table.changes, self.table.fence)
         self.table.changes.clear()
-        return reply
 
     def free(self, key: bytes) -> int:
         rate = self.table.rate_of(Space.LOCK, key)
         return HOUR.runs if rate is None else rate.free(self.now)
+
+    @classmethod
+    def left(cls, path: Path, files: dict[str, bytes], now: float) -> Run:
+        """Return what a server takes over from one that has left these files: to look at alone."""
+        run = cls.__new__(cls)
+        run.now = now
+        run.state = StateDir(str(path), now, Limits(), disk=lambda path: Left(path, files))
+        run.state.let_go()
+        run.table = LockTable(Limits(), TokenIssuer(b"secret", run.state.fence), kept=False)
+        run.table.restore(run.state.holds, now, run.state.rates)
+        return run
 
     def kill(self) -> None:
         self.state.let_go()
@@ -72,6 +92,40 @@ def test_a_killed_server_and_a_stopped_one_forget_no_beginning(tmp_path: Path) -
     # They are over one window after they began, and not later.
     run.now = 100.0 + 3600 + 1
     assert run.free(b"k") == 39  # but for the one that has said nothing
+
+
+def test_a_kill_at_any_moment_forgets_no_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the journal goes on in another segment: a block ends, and is packed there."""
+    monkeypatch.setattr(journal, "SEGMENT", 8192)
+    monkeypatch.setattr(rates, "MOST_OPEN", 3)
+    chance, record, told = random.Random(1), Record(), Counter[bytes]()
+    run = Run(tmp_path / "run", 100.0, lambda path: RecordingDisk(path, record))
+    peer = run.table.connect()
+    for _ in range(150):
+        keys = chance.sample([b"key-%d" % number for number in range(12)], 3)
+        for key in keys:
+            request = Acquire(Space.LOCK, key, UNLIMITED, 0, 30, HOUR)
+            ((_, reply),) = run.table.handle(peer, request, run.now)
+            if isinstance(reply, Granted):
+                run.table.handle(peer, Release(Space.LOCK, key, reply.token), run.now)
+                told[key] += 1
+        run.record()
+        record.note(told.copy())
+    machine, told, has_turned, kills = Machine(), Counter(), False, 0
+    for number, op in enumerate(record.ops):
+        machine.do(op)
+        has_turned |= op.kind == "create"
+        if op.kind == "note":
+            told, has_turned = op.note, False
+        elif has_turned:
+            kills += 1
+            left = Run.left(tmp_path / "left", machine.kept(), run.now)
+            forgotten = {key for key, begun in told.items() if left.free(key) > 40 - begun}
+            assert not forgotten, f"killed after operation {number}, {op.kind} {op.name}"
+    assert run.state.journal.segments > 3
+    assert kills > 100
 
 
 @pytest.mark.parametrize("end", [Run.kill, Run.stop])

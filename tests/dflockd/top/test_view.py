@@ -78,6 +78,13 @@ def test_the_run_that_holds_a_key() -> None:
     assert "sync web-3, run 5d1c2ab9 attempt 2 " in lines(report(held), width=140)[2]
 
 
+def test_the_pid_of_a_task_is_seen_in_a_narrow_terminal() -> None:
+    label = "shop.tasks.sync_account[5be12a4f-6a1c-4b3e] worker-3 pid 2041"
+    held = row("account:7", label=label, owner="5d1c2ab90e7f4c11", attempt=0)
+    for width in (80, 100):
+        assert "[5be12a4f] worker-3:2041 " in lines(report(held), width=width)[2]
+
+
 def test_the_groups_of_holders_and_waiters() -> None:
     drawn = lines(report(row("gpu", group="tenant:\u202e7", newer="x")), width=140)
     assert r"me, group tenant:\u202e7, superseded by x " in drawn[2]

@@ -1,0 +1,178 @@
+"""One of an account, three of a vendor, so many a second of it, and so many of all: under load.
+
+Workers are killed and stopped meanwhile. The record of the runs says whether a limit was exceeded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from celery_dflock import Lock, LockedTask
+from examples.demo.stage import Worker
+from tests.celery_dflock import jobs
+from tests.celery_dflock.bodies import LONG
+from tests.celery_dflock.processes import PATIENCE, Cluster
+from tests.celery_dflock.record import Event
+
+ACCOUNTS, VENDORS = 6, 2
+FLEET = 5
+OF_VENDOR = 3
+RATE, WINDOW = 8, 1.0
+
+
+@dataclass
+class Kill:
+    """When a worker was killed, at the latest before, and its processes with it."""
+
+    at: float
+    worker: str
+
+
+def runs_of(cluster: Cluster, key: str, kills: Sequence[Kill]) -> Iterator[tuple[Event, float]]:
+    """Each run with its end; one without has ended with its worker."""
+    ends = {(e["id"], e["pid"]): e["at"] for e in cluster.events(what="end", key=key)}
+    for start in cluster.events(what="start", key=key):
+        end = ends.get((start["id"], start["pid"]))
+        if end is None:
+            end = min(kill.at for kill in kills if kill.at >= start["at"])
+        yield start, end
+
+
+def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
+    changes = sorted([(at, 1) for at, _ in spans] + [(at, -1) for _, at in spans])
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def judge(runs: Sequence[tuple[Event, float]]) -> None:
+    """Each limit, over all runs."""
+    assert most_at_once([(e["at"], end) for e, end in runs]) <= FLEET
+    for field, limit in (("account", 1), ("vendor", OF_VENDOR)):
+        for value in {e["kwargs"][field] for e, _ in runs}:
+            spans = [(e["at"], end) for e, end in runs if e["kwargs"][field] == value]
+            assert most_at_once(spans) <= limit, f"{field} {value}"
+    for vendor in range(VENDORS):
+        # Noted before the run begins, and after the grant: so these are as far apart at least.
+        begun = sorted(e["acquired"] for e, _ in runs if e["kwargs"]["vendor"] == vendor)
+        for first, next_one in zip(begun, begun[RATE:], strict=False):
+            assert next_one - first >= WINDOW
+
+
+@pytest.fixture
+def two(cluster: Cluster) -> Iterator[list[Worker]]:
+    """Two workers of one queue, whose broker delivers again what has not been acknowledged."""
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                cluster.worker(
+                    f"four-{number}",
+                    queues="four",
+                    concurrency=4,
+                    env={jobs.VISIBILITY: "4", jobs.WAIT: "consumer"},
+                )
+            )
+            for number in range(2)
+        ]
+        cluster.wait_ready(*workers)
+        yield workers
+
+
+@pytest.mark.parametrize("number", [120, pytest.param(1500, marks=pytest.mark.soak)])
+@pytest.mark.timeout(900)
+def test_none_is_exceeded_while_workers_are_killed_and_stopped(
+    cluster: Cluster, two: list[Worker], key: str, number: int
+) -> None:
+    dice = random.Random(number)
+    sent = [
+        jobs.four.apply_async(
+            kwargs={
+                "key": key,
+                "account": dice.randrange(ACCOUNTS),
+                "vendor": dice.randrange(VENDORS),
+                "seconds": dice.uniform(0, 0.15),
+            },
+            queue="four",
+        )
+        for _ in range(number)
+    ]
+    kills: list[Kill] = []
+
+    def ended() -> int:
+        return len({e["id"] for e in cluster.events(what="end", key=key)})
+
+    faults = ["kill", "stop"] * max(1, number // 100)
+    for count, fault in enumerate(faults):
+        due = number * (count + 1) // (len(faults) + 2)
+        cluster.wait(lambda due=due: ended() >= due or None, f"{due} runs", 5 * PATIENCE)
+        worker = two[dice.randrange(2)]
+        if fault == "kill":
+            kills.append(Kill(time.monotonic(), worker.name))
+            worker.kill()
+            worker.start()
+        else:  # for less than a lease: what it holds stays its own
+            os.killpg(worker.pid, signal.SIGSTOP)
+            time.sleep(0.7)
+            os.killpg(worker.pid, signal.SIGCONT)
+    cluster.wait(lambda: ended() == number or None, "all runs", number / 10 * PATIENCE)
+    runs = list(runs_of(cluster, key, kills))
+    judge(runs)
+    assert {e["id"] for e, _ in runs} == {each.id for each in sent}
+    served = Counter(e["kwargs"]["account"] for e, _ in runs)
+    assert len(served) == ACCOUNTS
+    for name in (f"{key}:fleet", *(f"{key}:vendor:{n}" for n in range(VENDORS))):
+        cluster.wait_free(name)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("which", ["account", "vendor", "rate", "fleet"])
+def test_each_is_used_while_there_is_demand(
+    cluster: Cluster, two: list[Worker], key: str, which: str
+) -> None:
+    """That one which binds, by how it is sent; the others have room."""
+    accounts, vendors, seconds, number, most = {
+        "account": (1, 1, 0.3, 40, 1.0),
+        "vendor": (20, 1, 0.6, 60, OF_VENDOR),
+        "rate": (20, 1, 0.0, 120, RATE / WINDOW),
+        "fleet": (20, 2, 1.5, 60, FLEET),
+    }[which]
+    for count in range(number):
+        kwargs = {"key": key, "account": count % accounts, "vendor": count % vendors}
+        jobs.four.apply_async(kwargs={**kwargs, "seconds": seconds}, queue="four")
+    cluster.wait(
+        lambda: len(cluster.events(what="end", key=key)) == number or None, "all", 5 * PATIENCE
+    )
+    runs = list(runs_of(cluster, key, []))
+    judge(runs)
+    starts = sorted(e["at"] for e, _ in runs)
+    # The last ones find no others beside them: while there is demand.
+    until = starts[-FLEET - 1]
+    span = until - starts[0]
+    if which == "rate":
+        used = sum(at < until for at in starts) / span / most
+    else:
+        used = sum(min(end, until) - min(e["at"], until) for e, end in runs) / span / most
+    print(f"{which}: {used:.3f} used")
+    assert used > 0.9
+
+
+def test_the_task_is_that_of_the_manual() -> None:
+    assert isinstance(jobs.four, LockedTask)
+    assert jobs.four.lock_key == [
+        Lock("{key}:account:{account}"),
+        Lock("{key}:vendor:{vendor}", limit=OF_VENDOR, rate=(RATE, WINDOW)),
+        Lock("{key}:fleet", limit=FLEET),
+    ]
+    assert jobs.four.lock_timeout == LONG
