@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from dflockd import errors
 from dflockd.wire import (
+    ALL,
     MAX_AGE,
     MAX_ATTEMPT,
     MAX_LIMIT,
@@ -136,6 +137,26 @@ def check_limit(limit: object, key: object) -> None:
         raise errors.InvalidArgumentError(
             f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}"
         )
+
+
+def checked_weight(weight: object, limit: int, key: str) -> int:
+    """Return how many of the slots of a key a run takes, as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can take no so many.
+    """
+    if limit == 1 and weight != 1:
+        raise errors.InvalidArgumentError(
+            f"weight is {weight!r} for {key!r}, of which the limit is 1: "
+            "give a larger limit, or remove the weight",
+            key=key,
+        )
+    if weight == "all":
+        return ALL
+    if not _is_whole(weight, 1, limit):
+        raise _bad("weight", weight, key, f"a whole number from 1 to the limit ({limit}), or 'all'")
+    assert isinstance(weight, int)
+    return weight
 
 
 def checked_group(group: object, limit: object, key: str) -> FairGroup | None:

@@ -6,7 +6,7 @@ import ssl
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Never, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, Never, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
@@ -23,9 +23,12 @@ from dflockd.client.routing import shard_map
 from dflockd.client.session import Ending, LockSession
 from dflockd.rates import RateLike, parse_rate
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
-from dflockd.wire import UNLIMITED, Space
+from dflockd.wire import ALL, UNLIMITED, FairGroup, Space
 
 L = TypeVar("L", bound="LockBase")
+
+Weight: TypeAlias = "int | Literal['all']"
+"""How many of a limit somebody takes."""
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
 
@@ -89,6 +92,7 @@ class LockBase:
 
     _space = Space.LOCK
     _limit = 1
+    _weight: Weight = 1
     _may_have_async_callback = False
 
     def __init__(
@@ -136,6 +140,8 @@ class LockBase:
             target = Target(*target[:5], _who(label, owner, key))
         if group is not None or group_limit is not None:
             target = target._replace(group=arguments.checked_group(group, group_limit, key))
+        if self._weight != 1:
+            target = _weighed(target, self._weight, key)
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
         # What a request says of who asks is not for the next lock with these arguments.
@@ -293,7 +299,7 @@ class LockBase:
     def group(self) -> str | None:
         """To which group this belongs, as given; ``None`` if to none."""
         group = self._session.target.group
-        return None if group is None else group.name.decode()
+        return None if group is None or not group.name else group.name.decode()
 
     @property
     def held(self) -> bool:
@@ -437,8 +443,9 @@ class Maker(Generic[L]):
         owner: OwnerLike | None = None,
         group: str | None = None,
         on_lost: Callable[[L], object] | None = None,
+        weight: Weight = 1,
     ) -> L:
-        """Make a lock; for the arguments and what is raised see `LockBase`."""
+        """Make a lock; for the arguments and what is raised see `LockBase` and `SemaphoreBase`."""
         lock_class, sort = self._lock_class, self._sort
         if on_lost is not None:
             function = getattr(on_lost, "__func__", None)
@@ -450,6 +457,8 @@ class Maker(Generic[L]):
         target, route = sort.place(key, who)
         if group is not None:
             target = target._replace(group=arguments.checked_group(group, sort.group_limit, key))
+        if weight != 1:
+            target = _weighed(target, weight, key)
         lock = lock_class.__new__(lock_class)
         lock._begin(key, sort, target, route, on_lost)
         if sort.rate is not None:
@@ -463,6 +472,13 @@ def _who(label: str, owner: OwnerLike | None, key: str) -> Introduction:
     return new(Introduction, (shown, run))
 
 
+def _weighed(target: Target, weight: Weight, key: str) -> Target:
+    """Return what is asked for by a run that takes so many slots."""
+    slots = arguments.checked_weight(weight, target.limit, key)
+    group = target.group or FairGroup(b"")
+    return target._replace(group=group._replace(weight=slots))
+
+
 class SemaphoreBase(LockBase):
     """A lock with several holders at once.
 
@@ -473,6 +489,10 @@ class SemaphoreBase(LockBase):
     Args:
         limit: how many may hold it, from the latest request on. If that is less than before, nobody
             loses the lock, and nobody gets it until there is room.
+        weight: how many of the limit this takes, up to all: then nobody else holds the key, whatever
+            limit others give. Who has waited longest and takes more than is free is not passed by
+            others. A rate and the limit of a group count in the same units. A server that does not
+            know weights: `UnsupportedError`.
     """
 
     _space = Space.SEMAPHORE
@@ -481,6 +501,13 @@ class SemaphoreBase(LockBase):
     def limit(self) -> int:
         """How many may hold it at once, as given."""
         return self._session.target.limit
+
+    @property
+    def weight(self) -> Weight:
+        """How many of the limit this takes, as given."""
+        group = self._session.target.group
+        slots = 1 if group is None else group.weight
+        return "all" if slots == ALL else slots
 
     def __init__(
         self,
@@ -500,6 +527,7 @@ class SemaphoreBase(LockBase):
         group_limit: int | None = None,
         on_lost: Callable[[Any], object] | None = None,
         rate: RateLike | None = None,
+        weight: Weight = 1,
     ) -> None:
         if isinstance(owner, tuple) and len(owner) == 3:
             raise errors.InvalidArgumentError(
@@ -507,7 +535,7 @@ class SemaphoreBase(LockBase):
                 "the newest wins at a lock alone",
                 key=key,
             )
-        self._limit = limit
+        self._limit, self._weight = limit, weight
         super().__init__(
             key,
             acquire_timeout_s,

@@ -161,7 +161,7 @@ class Target(NamedTuple):
     rate: Rate | None = None
     """How many runs may begin in a while, if they may not at any time."""
     group: FairGroup | None = None
-    """To which group it belongs."""
+    """To which group it belongs, and how many slots it takes."""
     features: frozenset[bytes] = FEATURES
     """What its server knows beyond the published protocol."""
 
@@ -307,8 +307,12 @@ def _check(target: Target) -> None:
     """
     if target.rate is not None and b"rates" not in target.features:
         raise unsupported(target, "rates", "remove the rate")
-    if target.group is not None and b"groups" not in target.features:
-        raise unsupported(target, "groups", f"remove the group {target.group.name.decode()!r}")
+    if target.group is not None:
+        name, _, weight = target.group
+        if name and b"groups" not in target.features:
+            raise unsupported(target, "groups", f"remove the group {name.decode()!r}")
+        if weight > 1 and b"weights" not in target.features:
+            raise unsupported(target, "weights", "remove the weight")
     owner = target.introduction.owner
     if owner is not None and owner.age:
         _check_ages(target)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from dflockd.table import HoldRecord, NewestRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import MAX_LIMIT, MAX_SECONDS, FairGroup, Space
+from dflockd.wire import ALL, MAX_LIMIT, MAX_SECONDS, FairGroup, Space
 from dflockd.wire.tokens import MAX_FENCE
 
 _Row: TypeAlias = Sequence[Any]
@@ -86,7 +86,7 @@ def _of_waiter(waiter: WaiterRecord, now: float) -> _Row:
         due, hold, until = reservation
         reservation = ReservedPosition(round(due - now, 3), _long(hold), _long(until - now))
     row = _plain(waiter._replace(since=round(now - waiter.since, 3), reservation=reservation))
-    return [*row[:-1], group and (group.name.decode(), group.limit)]
+    return [*row[:-1], group and (group.name.decode(), group.limit, group.weight)]
 
 
 def _waiter(fields: _Row, now: float) -> WaiterRecord:
@@ -146,16 +146,19 @@ def _whole(most: int, value: object) -> int:
     return value
 
 
-def _group(value: tuple[str, int] | None) -> FairGroup | None:
-    return None if value is None else FairGroup(value[0].encode(), int(value[1]))
+def _group(value: tuple[str, int, int] | None) -> FairGroup | None:
+    if value is None:
+        return None
+    name, limit, weight = value
+    return FairGroup(name.encode(), _limit(limit), _weight(weight))
 
 
 # How the fields of each record are read, in their order.
-_text, _limit = str.encode, partial(_whole, MAX_LIMIT)
+_text, _limit, _weight = str.encode, partial(_whole, MAX_LIMIT), partial(_whole, ALL)
 _OWNER = _text, int, int
 _HOLD = (
     *(Space, _text, _limit, partial(_whole, MAX_FENCE)),
-    *(float, float, float, _text, bool, *_OWNER, bool, _text),
+    *(float, float, float, _text, bool, *_OWNER, bool, _text, _weight),
 )
 _WAITER = (
     *(Space, _text, _limit, _text, partial(_whole, MAX_SECONDS), float, _text),

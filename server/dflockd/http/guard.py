@@ -93,7 +93,7 @@ def _authenticated(request: HttpRequest, secret: bytes) -> str | None:
     if not hmac.compare_digest(shown, secret):
         return None
     # The name goes to the log: not so the secret, of which somebody may have made a name, too. Only
-    # here is it looked for, where it was shown: how long that takes tells of it.
+    # here is it looked for, where it was shown: how long that takes reveals it.
     return user.decode(errors="replace")[:64] if secret not in user else ""
 
 

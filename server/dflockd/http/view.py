@@ -104,6 +104,7 @@ def detail(
         "key": key.decode(errors="replace"),
         "space": space.name.lower(),
         "limit": report.limit(entry) if entry is not None else None,
+        **report.used(entry),
         "rate": report.rate(rate, now),
         "omitted_holders": max(0, len(holds) - MAX_LISTED),
         "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
@@ -137,6 +138,7 @@ def _row(listed: Found, now: float) -> Json:
         "limit": report.limit(entry),
         "rate": report.rate_of(entry, now),
         "holders": len(entry.holds),
+        **report.used(entry),
         "waiters": len(entry.waiters or ()),
         "told": len(entry.waiters.told) if entry.waiters is not None else 0,
         "oldest_wait_s": round(now - waiter.since, 3) if waiter is not None else None,
@@ -163,7 +165,12 @@ def _holder(hold: Hold, now: float) -> Json:
     return {
         **newer,
         "group": group,
-        "details": [*_in_group(group), *([f"superseded by {by}"] if by else [])],
+        **(weight := report.weight(hold.weight)),
+        "details": [
+            *_in_group(group),
+            *_of_weight(weight),
+            *([f"superseded by {by}"] if by else []),
+        ],
         "label": hold.label.decode(),
         **report.owner(hold),
         # Text: JavaScript, and much that reads JSON, has no integers of 64 bits.
@@ -180,7 +187,8 @@ def _waiter(waiter: Waiter, now: float) -> Json:
     group = "" if waiter.group is None else waiter.group.name.decode()
     return {
         "group": group,
-        "details": _in_group(group),
+        **(weight := report.weight(waiter.weight)),
+        "details": [*_in_group(group), *_of_weight(weight)],
         "label": waiter.label.decode(),
         **report.owner(waiter),
         "connection": waiter.peer.id or None,
@@ -192,6 +200,10 @@ def _waiter(waiter: Waiter, now: float) -> Json:
 
 def _in_group(group: str) -> list[str]:
     return [f"group {group}"] if group else []
+
+
+def _of_weight(weight: Json) -> list[str]:
+    return [f"weight {weight['weight']}"] if weight else []
 
 
 def _first(entry: Entry) -> Hold | None:

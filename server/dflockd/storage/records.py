@@ -24,6 +24,7 @@ _HOLD: Final = struct.Struct("<BBQIdddBHH")
 _EXTRA: Final = struct.Struct("<BH")
 _ATTEMPT: Final = struct.Struct("<I")
 _AGE: Final = struct.Struct("<Q")
+_WEIGHT: Final = struct.Struct("<I")
 _NEWEST: Final = struct.Struct("<BQHH")
 _RATE: Final = struct.Struct("<BBQIdHH")
 _PACKED: Final = struct.Struct("<BQHH")
@@ -59,6 +60,9 @@ _GROUP: Final = 4
 MUST_BE_KNOWN = 128
 """Tags from here on change what a hold is: a reader that does not know them must not go on."""
 
+_HAS_WEIGHT: Final = 128
+"""Tag of the extra field that says how many slots it takes, if that is more than one."""
+
 
 class PausedKey(NamedTuple):
     """The name of a pause."""
@@ -88,7 +92,7 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         seed: the checksum of what stands above: a record that has come from elsewhere is no record.
     """
     (space, key, limit, fence, lease, deadline, since, label, detached) = record[:9]
-    owner, attempt, age, is_pending, group = record[9:]
+    owner, attempt, age, is_pending, group, weight = record[9:]
     flags = _DETACHED if detached else 0
     body = (
         _HOLD.pack(
@@ -105,6 +109,8 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         body += _EXTRA.pack(_PENDING, 0)
     if group:
         body += _EXTRA.pack(_GROUP, len(group)) + group
+    if weight > 1:
+        body += _EXTRA.pack(_HAS_WEIGHT, _WEIGHT.size) + _WEIGHT.pack(weight)
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -233,7 +239,7 @@ def _read(body: bytes) -> JournalRecord:
     key_end = _HOLD.size + key_size
     end = key_end + label_size
     key, label = body[_HOLD.size : key_end], body[key_end:end]
-    owner, attempt, age, is_pending, group = b"", 0, 0, False, b""
+    owner, attempt, age, is_pending, group, weight = b"", 0, 0, False, b"", 1
     while end < len(body):
         tag, size = _EXTRA.unpack_from(body, end)
         content = body[end + _EXTRA.size : end + _EXTRA.size + size]
@@ -246,6 +252,8 @@ def _read(body: bytes) -> JournalRecord:
             is_pending = True
         elif tag == _GROUP:
             group = content
+        elif tag == _HAS_WEIGHT:
+            (weight,) = _WEIGHT.unpack_from(content)
         elif tag >= MUST_BE_KNOWN:
             raise UnknownRecordError(f"a record with a field of type {tag}")
     return HoldRecord(
@@ -263,6 +271,7 @@ def _read(body: bytes) -> JournalRecord:
         age,
         is_pending,
         group,
+        weight,
     )
 
 

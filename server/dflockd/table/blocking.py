@@ -141,7 +141,8 @@ class DeadlockSearch:
         blocked: dict[bytes, list[bytes]],
     ) -> None:
         holders: dict[bytes, Link] = {}
-        can_go_on = len(waiter.entry.holds) < waiter.entry.limit
+        entry = waiter.entry
+        can_go_on = entry.used + min(waiter.weight, entry.limit) <= entry.limit
         for hold in itertools.islice(waiter.entry.holds.values(), STEP + 1):
             other = run_of(hold)
             if other in self._waits:

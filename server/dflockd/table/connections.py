@@ -61,18 +61,26 @@ class Connections:
         # Before anything due now is granted: the peer is gone and cannot receive it.
         del self.peers[peer.id]
         peer.ended = True
+        left: list[Waiter] = []
+        """Behind whom somebody may go on."""
         if told:
             peer.granted = None
         waiting = peer.waiting
         if isinstance(waiting, ClientProcess):
             waiting.asking = None
         elif waiting is not None and not waiting.is_told:
+            if waiting.leaves_room:
+                left.append(waiting)
             self.slots.leave(waiting)
         peer.waiting = None
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
             if not waiter.is_told:  # else that frees a slot: after what falls due now
-                self._stand_down(waiter, now, effects)
+                if waiter.leaves_room:
+                    left.append(waiter)
+                self._stand_down(waiter)
         self.slots.expire(now, effects)
+        for waiter in left:
+            self.slots.look_after(waiter, now, effects)
         last, peer.told = peer.told, None
         if last is not None and last.is_told:
             # Its process may never have heard of it.
@@ -93,7 +101,10 @@ class Connections:
     ) -> None:
         """Decide what happens to what stands on a peer that has ended."""
         if isinstance(item, Waiter):
-            self._stand_down(item, now, effects)
+            leaves_room = item.leaves_room
+            self._stand_down(item)
+            if leaves_room:
+                self.slots.look_after(item, now, effects)
             return
         peer = item.peer
         assert peer is not None
@@ -108,13 +119,10 @@ class Connections:
             return
         self.slots.free(item, now, effects)
 
-    def _stand_down(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+    def _stand_down(self, waiter: Waiter) -> None:
         """Take out what a peer that has ended had enqueued."""
         if waiter.hold is None:
-            entry, was_told = waiter.entry, waiter.is_told
             self.slots.leave(waiter)
-            if was_told and self.slots.is_here(entry):
-                self.slots.promote(entry, now, effects)
         else:
             self.slots.forget_waiter(waiter)
             waiter.hold.waiter = None

@@ -181,6 +181,7 @@ def told(match: Match, now: float) -> dict[str, object]:
         "space": "lock" if entry.space == 0 else "semaphore",
         "limit": entry.limit,
         "holders": len(entry.holds),
+        **report.used(entry),
         "waiters": len(entry.waiters) if entry.waiters is not None else 0,
         "holder": None if hold is None else report.holder(hold, now),
         "waiter": None,

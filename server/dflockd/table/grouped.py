@@ -11,7 +11,7 @@ from typing import Final, Generic
 from dflockd.table.line import ClientProcess, Lines, W, earlier, number_of, take_out
 from dflockd.table.queue import Queue
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
-from dflockd.wire import FairGroup
+from dflockd.wire import MAX_LIMIT, FairGroup
 
 UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
@@ -20,11 +20,15 @@ UNSAID: Final = -1
 class Lane(Lines[W]):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
-    __slots__ = ("anytime", "limit", "name", "plain", "ready", "taken", "waiting")
+    __slots__ = ("anytime", "is_stuck", "limit", "name", "plain", "ready", "taken", "waiting")
 
     def __init__(self, name: bytes, limit: int) -> None:
         super().__init__()
         self.name = name
+        self.is_stuck = False
+        """Whether its turn has come, and the first of it wants more slots than the group may have
+        beside those that are taken. Then it is left out, until there is something new in it. All that
+        is new where somebody takes more than one slot is followed by a look at who is the next."""
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
@@ -39,10 +43,9 @@ class Lane(Lines[W]):
         self.plain = 0
         """... and need no place of the rate."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether it may have another slot."""
-        return self.limit <= 0 or self.taken < self.limit
+    def has_room(self, weight: int) -> bool:
+        """Whether it may have so many more slots, or all that it ever may."""
+        return self.limit <= 0 or self.taken + min(weight, self.limit) <= self.limit
 
     def has_any(self, process: ClientProcess | None) -> bool:
         """Whether there is somebody of a process, or somebody who can start at any time."""
@@ -166,6 +169,10 @@ class GroupedQueue(Queue[W]):
     up, even in vain. Iteration follows the turns to come: last are those whose groups have all that
     they may, by the names of these groups.
 
+    Here is also who takes how many slots, of a key where somebody has a weight, group or not. The first
+    one may take more than is free. Then nobody passes it, nor does another group. If its process
+    stops to ask, others go first with the next change at the key.
+
     In `line` and `returned` are all who have come since groups take turns here, beside those of their
     groups: so it is known who is the oldest.
 
@@ -175,6 +182,9 @@ class GroupedQueue(Queue[W]):
 
     __slots__ = (
         "_anytime",
+        "_expected_extra",
+        "_extra",
+        "_heavy",
         "_held",
         "_lanes",
         "_plain",
@@ -182,6 +192,8 @@ class GroupedQueue(Queue[W]):
         "_queued",
         "_resting",
         "_ring",
+        "_told_extra",
+        "_weights",
         "groups",
     )
 
@@ -206,6 +218,16 @@ class GroupedQueue(Queue[W]):
         """... and of those that are in the ring can start at any time..."""
         self._plain = 0
         """... and need no place of the rate."""
+        self._weights: dict[int, int] = {}
+        """Of those who have a slot and more, by fence."""
+        self._extra = 0
+        """How many slots these take beyond one each..."""
+        self._told_extra = 0
+        """... and how many those take so for whom some are set aside, who were told..."""
+        self._expected_extra = 0
+        """... or are away."""
+        self._heavy = 0
+        """How many of those in line take more than one."""
         if before is None:
             return
         self.expected, self.told, self.passed = before.expected, before.told, before.passed
@@ -239,9 +261,16 @@ class GroupedQueue(Queue[W]):
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer whose group may have another slot, and who needs no place."""
-        ahead = self._plain + len(self.expected) + len(self.told)
-        return ahead + self._asking_in(self._plain_ring) if self.processes else ahead
+        """How many slots a newcomer leaves to others who need no place, and whose groups may have more.
+
+        Beside one for each holder.
+        """
+        ahead = self._plain
+        if self.processes:
+            ahead += self._asking_in(self._plain_ring)
+        if ahead and self.is_heavy:
+            return MAX_LIMIT  # they wait for slots that are free
+        return ahead + self.set_aside + self._expected_extra + len(self.expected)
 
     @property
     def rated_ahead(self) -> int:
@@ -256,18 +285,80 @@ class GroupedQueue(Queue[W]):
         """Whether somebody needs no place of the rate whose group may have another slot."""
         return bool(self._plain_ring.lanes)
 
-    def first(self, free: int, *, has_place: bool) -> W | None:
-        """Return whose turn it is with so many free slots; those that are held are among them."""
+    @property
+    def set_aside(self) -> int:
+        """How many slots those take who were told, and all holders beyond one each."""
+        return self._extra + self._told_extra + len(self.told)
+
+    @property
+    def extra(self) -> int:
+        """How many slots all holders take beyond one each."""
+        return self._extra
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether somebody in line takes more than one slot: there may be free ones beside it."""
+        return self._heavy > 0
+
+    def weight_of(self, fence: int) -> int:
+        """Return how many slots a holder takes."""
+        return self._weights.get(fence, 1)
+
+    def is_room_for(self, waiter: W, limit: int, holders: int) -> bool:
+        """Whether somebody whose turn it is has all its slots now.
+
+        Who is away is to have its turn even so: it holds what there is, or lets others go first.
+        """
+        taken = holders + self.set_aside + len(self.expected) + self._expected_extra
+        return taken + min(1 if waiter.is_away else waiter.weight, limit) <= limit
+
+    def can_go_on(self, waiter: W, limit: int, holders: int) -> bool:
+        """Whether somebody for whom slots were set aside has them all now, and its group may."""
+        taken, weight = holders + self.set_aside, waiter.weight
+        has_room = weight == 1 or self._lane(waiter.group).has_room(weight)
+        return has_room and taken + min(weight, limit) <= limit
+
+    def first(self, free: int, places: int) -> W | None:
+        """Return whose turn it is with so many free slots; those that are held are among them.
+
+        All of its slots may not be free yet, or not for its group: see `leaves_out`, `is_room_for`.
+        """
         if free <= len(self.told) + len(self.expected):
             return None
-        lane = (self._ring if has_place else self._plain_ring).first(self.processes)
-        return None if lane is None else lane.starter(has_place=has_place)
+        lane = (self._ring if places > 0 else self._plain_ring).first(self.processes)
+        waiter = None if lane is None else lane.starter(has_place=places > 0)
+        if waiter is not None and waiter.is_rated and self._missing(waiter) >= places:
+            # Its places come one by one. Those who need none go first meanwhile.
+            lane = self._plain_ring.first(self.processes)
+            waiter = None if lane is None else lane.starter(has_place=False)
+        return waiter
+
+    def leaves_out(self, waiter: W) -> bool:
+        """Whether the group of the `first` one may not have all that it takes, and is left out now."""
+        lane = self._lane(waiter.group)
+        if waiter.is_away or lane.has_room(waiter.weight):
+            return False
+        self._review(lane, is_stuck=True)
+        return True
+
+    @property
+    def missing(self) -> int:
+        """How many places more than one have to be free for who is the next to need some."""
+        lane = self._ring.first(self.processes)
+        waiter = None if lane is None else lane.starter(has_place=True)
+        return 0 if waiter is None or not waiter.is_rated else self._missing(waiter)
+
+    def _missing(self, waiter: W) -> int:
+        """How many places more than one somebody needs who has its turn."""
+        assert self.rate is not None
+        return 0 if waiter.is_away else min(waiter.weight, self.rate.runs) - 1
 
     def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
         self.line[waiter] = None
         lane = self._lane(waiter.group)
         lane.of(waiter).enter(waiter)
+        self._heavy += waiter.weight > 1
         if waiter.process is not None:
             self._count(waiter.process)
         self._review(lane)
@@ -278,6 +369,7 @@ class GroupedQueue(Queue[W]):
         insort(self.returned, waiter, key=number_of)
         lane = self._lane(waiter.group)
         lane.of(waiter).go_back(waiter)
+        self._heavy += waiter.weight > 1
         if waiter.process is not None:
             self._count(waiter.process)
         self._review(lane)
@@ -298,16 +390,19 @@ class GroupedQueue(Queue[W]):
 
     def expect(self, waiter: W) -> None:
         """Hold a slot for somebody whose turn it is."""
-        lane = self._lane(waiter.group)
-        lane.taken += 1
+        lane, extra = self._lane(waiter.group), waiter.weight - 1
+        lane.taken += 1 + extra
         super().expect(waiter)
+        self._set_aside(waiter, extra)
 
     def remove(self, waiter: W) -> None:
         """Take somebody out, who is still in the state in which they were here."""
         self.away -= waiter.is_away
         lane = self._lane(waiter.group)
         if waiter.state == EXPECTED:
-            lane.taken -= 1
+            extra = waiter.weight - 1
+            lane.taken -= 1 + extra
+            self._set_aside(waiter, -extra)
             self.places -= waiter.is_rated
             take_out(waiter, self.expected if waiter.is_away else self.told)
         elif waiter.state == PASSED:
@@ -315,9 +410,19 @@ class GroupedQueue(Queue[W]):
         else:
             lane.of(waiter).leave(waiter)
             self.drop(waiter)  # if it has come since there are groups here
+            self._heavy -= waiter.weight > 1
             if waiter.process is not None:
                 self._uncount(waiter, waiter.process)
         self._review(lane)
+
+    def _set_aside(self, waiter: W, extra: int) -> None:
+        """Note that so many slots beyond one are set aside for somebody, or fewer than before."""
+        if waiter.is_away:
+            self._expected_extra += extra
+        else:
+            self._told_extra += extra
+        if waiter.is_rated:
+            self.places += extra
 
     def _forget(self, process: ClientProcess, waiter: W) -> None:
         super()._forget(process, waiter)
@@ -343,23 +448,29 @@ class GroupedQueue(Queue[W]):
                 ring.move_to_end(lane)
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
-        """Note that a member of a group has a slot."""
+        """Note that a member of a group has a slot, or several."""
         if group is not None:
-            lane = self._held[fence] = self._lane(group)
-            lane.taken += 1
-            self._review(lane)
+            self._hold(fence, self._lane(group), group.weight)
 
-    def restore(self, fence: int, name: bytes) -> None:
-        """Note that a member of a group has a slot from before this table was."""
-        lane = self._held[fence] = self._lanes.setdefault(name, Lane(name, UNSAID))
-        lane.taken += 1
+    def restore(self, fence: int, name: bytes, weight: int) -> None:
+        """Note that a member of a group has its slots from before this table was."""
+        self._hold(fence, self._lanes.setdefault(name, Lane(name, UNSAID)), weight)
+
+    def _hold(self, fence: int, lane: Lane[W], weight: int) -> None:
+        self._held[fence] = lane
+        lane.taken += weight
+        if weight > 1:
+            self._weights[fence] = weight
+            self._extra += weight - 1
         self._review(lane)
 
     def end(self, fence: int) -> None:
-        """Note that a slot that somebody has had is free."""
+        """Note that the slots that somebody has had are free."""
         lane = self._held.pop(fence, None)
         if lane is not None:
-            lane.taken -= 1
+            weight = self._weights.pop(fence, 1)
+            lane.taken -= weight
+            self._extra -= weight - 1
             self._review(lane)
 
     def group_of(self, fence: int) -> bytes:
@@ -368,18 +479,21 @@ class GroupedQueue(Queue[W]):
         return b"" if lane is None else lane.name
 
     def heed(self, group: FairGroup) -> bool:
-        """Take in what is said of a group; say whether its waiters may have their turn with that."""
+        """Take in what is said of a group; say whether somebody may have a turn with that.
+
+        Its waiters, or those who waited behind its first one, which is left out now.
+        """
         lane = self._lanes.get(group.name)
         if lane is None or lane.limit == group.limit:
             return False
         before, lane.limit = lane.ready, group.limit
         self._review(lane)
-        return lane.ready > before
+        return self.is_heavy or lane.ready > before
 
     def has_room(self, group: FairGroup) -> bool:
-        """Whether a group may have another slot."""
+        """Whether a newcomer may have its slots, as one of its group that passes nobody there."""
         lane = self._lanes.get(group.name)
-        return lane is None or lane.has_room
+        return lane is None or (lane.has_room(group.weight) and not lane.is_stuck)
 
     def limit_of(self, group: FairGroup) -> int:
         """Return how many slots a group may have by what was said of it last."""
@@ -411,15 +525,16 @@ class GroupedQueue(Queue[W]):
             lane.limit = group.limit
         return lane
 
-    def _review(self, lane: Lane[W]) -> None:
+    def _review(self, lane: Lane[W], *, is_stuck: bool = False) -> None:
         """Take in what has changed in a lane."""
+        lane.is_stuck = is_stuck
         plain = all_anytime = len(lane.line) + len(lane.returned)
         in_line = waiting = plain + lane.called
         if lane.rated is not None:
             waiting += lane.rated.length
             all_anytime += lane.rated.size
         ready = waiting
-        if 0 < lane.limit <= lane.taken:  # as `Lane.has_room`, without a call
+        if is_stuck or 0 < lane.limit <= lane.taken:  # as `Lane.has_room(1)`, without a call
             ready = in_line = plain = all_anytime = 0
         self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting

@@ -63,7 +63,7 @@ class Position(Timed):
     """Grows with every arrival at the table."""
     since: float
     group: FairGroup | None
-    """To which group they belong."""
+    """To which group they belong, and how many slots they take."""
     is_rated: bool
     """Whether its run is to count for the rate of the key."""
     process: ClientProcess | None
@@ -75,6 +75,11 @@ class Position(Timed):
     def is_away(self) -> bool:
         """Whether it is away: it has reserved its position."""
         return self.reservation is not None
+
+    @property
+    def weight(self) -> int:
+        """How many slots it takes."""
+        return 1 if self.group is None else self.group.weight
 
     @property
     def can_start(self) -> bool:

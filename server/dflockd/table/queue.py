@@ -89,7 +89,7 @@ class Queue(Lines[W]):
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer who needs no place of a rate: not those who cannot start."""
+        """How many slots a newcomer leaves to others who need no place of a rate, and can start."""
         ahead = len(self.line) + len(self.returned) + len(self.expected) + len(self.told)
         return ahead + self._asking(self.rows) if self.processes else ahead
 
@@ -111,15 +111,15 @@ class Queue(Lines[W]):
         """Whether somebody in line needs no place of the rate."""
         return self.length > 0
 
-    def first(self, free: int, *, has_place: bool) -> W | None:
+    def first(self, free: int, places: int) -> W | None:
         """Return whose turn it is with so many free slots; those that are held are among them.
 
         Args:
             free: slots.
-            has_place: whether the rate has a place as well.
+            places: of the rate that are free as well, and held for nobody.
         """
         free -= len(self.told)
-        waiter = self.starter(has_place=has_place) if free > 0 else None
+        waiter = self.starter(has_place=places > 0) if free > 0 else None
         return waiter if waiter is not None and free > self._held_before(waiter) else None
 
     def has_served(self, since: float, now: float) -> None:
@@ -201,30 +201,66 @@ class Queue(Lines[W]):
         """How many of them ask whose turn it is."""
         return sum([process.asking is not None for process in processes])
 
-    # Of groups, where there are any.
+    # Of groups and weights, where there are any.
+
+    @property
+    def set_aside(self) -> int:
+        """How many slots those take who were told, and all holders beyond one each."""
+        return len(self.told)
+
+    @property
+    def extra(self) -> int:
+        """How many slots all holders take beyond one each."""
+        return 0
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether somebody in line takes more than one slot: there may be free ones beside it."""
+        return False
+
+    @property
+    def missing(self) -> int:
+        """How many places more than one have to be free for who is the next to need some."""
+        return 0
+
+    def weight_of(self, fence: int) -> int:
+        """Return how many slots a holder takes."""
+        return 1
+
+    def leaves_out(self, waiter: W) -> bool:
+        """Whether the group of the `first` one may not have all that it takes, and is left out now."""
+        return False
+
+    def is_room_for(self, waiter: W, limit: int, holders: int) -> bool:
+        """Whether somebody whose turn it is has all its slots now."""
+        return True
+
+    def can_go_on(self, waiter: W, limit: int, holders: int) -> bool:
+        """Whether somebody for whom a slot was set aside has it now."""
+        return holders + self.set_aside < limit
 
     def use_turn(self, waiter: W) -> None:
         """Note that somebody who is the `first` one is given a slot."""
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
-        """Note that a member of a group has a slot."""
+        """Note that a member of a group has a slot, or several."""
 
-    def restore(self, fence: int, name: bytes) -> None:
-        """Note that a member of a group has a slot from before this table was."""
+    def restore(self, fence: int, name: bytes, weight: int) -> None:
+        """Note that a member of a group has its slots from before this table was."""
 
     def end(self, fence: int) -> None:
-        """Note that a slot that somebody has had is free."""
+        """Note that the slots that somebody has had are free."""
 
     def group_of(self, fence: int) -> bytes:
         """Return to which group somebody belongs who has a slot; nothing if to none."""
         return b""
 
     def heed(self, group: FairGroup) -> bool:
-        """Take in what is said of a group; say whether its waiters may have their turn with that."""
+        """Take in what is said of a group; say whether somebody may have a turn with that."""
         return False
 
     def has_room(self, group: FairGroup) -> bool:
-        """Whether a group may have another slot."""
+        """Whether a newcomer may have its slots, as one of its group that passes nobody there."""
         return True
 
     def limit_of(self, group: FairGroup) -> int:

@@ -25,6 +25,9 @@ from dflockd.wire import Rate, Status
 BLOCK = 32
 """So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
 
+AT_ONCE = 4096
+"""So many of one run of a large weight are: nothing joins them, and a record may have 64 KB."""
+
 LATE = 0.0002
 """Seconds by which a place is checked after it is free, because times are not exact numbers."""
 
@@ -119,6 +122,7 @@ class KeyRate(Timed):
         "pending",
         "runs",
         "space",
+        "taken",
         "window",
     )
 
@@ -130,8 +134,11 @@ class KeyRate(Timed):
         """How many may begin..."""
         self.window = window
         """... in so many seconds."""
-        self.pending: set[int] = set()
-        """The fences of those who may begin at any time: they have a hold, and have said nothing."""
+        self.pending: dict[int, int] = {}
+        """Those who may begin at any time: they have a hold, and have said nothing. How many places
+        each takes, by its fence..."""
+        self.taken = 0
+        """... and how many that is."""
         self.blocks: list[RateBlock] = []
         """Those of the last window, and the last one in any case."""
         self.over = 0
@@ -144,14 +151,26 @@ class KeyRate(Timed):
         if now < self.book.since + self.window:
             return 0
         self._forget(now)
-        return self.runs - len(self.pending) - self.begun
+        return self.runs - self.taken - self.begun
+
+    def take(self, fence: int, weight: int) -> None:
+        """Let somebody who has a hold take so many places, of all that there may be."""
+        places = min(weight, self.runs)
+        self.taken += places - self.pending.get(fence, 0)
+        self.pending[fence] = places
+
+    def leave(self, fence: int) -> int:
+        """Note that somebody may not begin any more; return how many places that was."""
+        places = self.pending.pop(fence, 0)
+        self.taken -= places
+        return places
 
     def next(self, now: float, more: int) -> float | None:
         """Return when more than so many places are free; ``None`` if somebody has to begin before."""
         opens_at = self.book.since + self.window
         if now < opens_at:
             return opens_at
-        over = len(self.pending) + self.begun + more - self.runs
+        over = self.taken + self.begun + more - self.runs
         if over < 0:
             return now
         for block in itertools.islice(self.blocks, self.over, None):
@@ -374,23 +393,25 @@ class Rates:
 
     def begin(self, rate: KeyRate, fence: int, now: float) -> bool:
         """Note that a run has begun; say whether that is news."""
-        if fence not in rate.pending:
+        places = rate.leave(fence)
+        if not places:
             return False
-        rate.pending.discard(fence)
-        block = rate.blocks[-1]
-        if len(block.times) >= BLOCK:
-            block = self._renewed(rate)
-        block.times.append(now)
-        rate.begun += 1
         self._counts.begun += 1
-        self._note(block)
+        rate.begun += places
+        while places:  # each counts as a run of its own
+            block = rate.blocks[-1]
+            if len(block.times) >= BLOCK:
+                block = self._renewed(rate)
+            more = min(places, AT_ONCE)
+            block.times.extend(array("d", (now,)) * more)
+            places -= more
+            self._note(block)
         return True
 
     def give_back(self, rate: KeyRate, fence: int) -> bool:
         """Note that a run will not begin; say whether it had not."""
-        if fence not in rate.pending:
+        if not rate.leave(fence):
             return False
-        rate.pending.discard(fence)
         self._counts.unbegun += 1
         return True
 

@@ -76,9 +76,9 @@ def restore_hold(
     entry.holds[kept.fence] = hold
     hold.detached = kept.detached
     if kept.is_pending and (rate := partition.rates.open.get((kept.space, kept.key))) is not None:
-        rate.pending.add(kept.fence)
-    if kept.group:
-        entry.grouped().restore(kept.fence, kept.group)
+        rate.take(kept.fence, kept.weight)
+    if kept.group or kept.weight > 1:
+        entry.grouped().restore(kept.fence, kept.group, kept.weight)
     owners.add(entry, hold)
     slots.deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
     partition.issuer.fence = max(partition.issuer.fence, kept.fence)
@@ -178,7 +178,7 @@ def reclaim(
     effects: list[Effect],
     owner: Owner | None,
     label: bytes,
-    of_group: FairGroup | None,
+    share: FairGroup | None,
 ) -> Hold | None:
     """Bring back a hold that was forgotten here, and return it.
 
@@ -201,8 +201,8 @@ def reclaim(
     hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
     entry.holds[fence] = hold
     owners.add(entry, hold)
-    if of_group is not None:
-        entry.grouped().begin(fence, of_group)
+    if share is not None:
+        entry.grouped().begin(fence, share)
     peer.holds[hold] = None
     slots.deadlines.set(hold, lease * slots.stretch, now)
     partition.issuer.fence = max(partition.issuer.fence, fence)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, final
 from dflockd.table.pauses import NEVER
 from dflockd.table.rates import KeyRate
 from dflockd.table.state import Entry, Hold, Partition, Waiter
-from dflockd.wire import UNLIMITED, Space
+from dflockd.wire import ALL, UNLIMITED, Space
 
 STEP: Final = 16
 """Keys, holders or waiters that are described in one step."""
@@ -105,6 +105,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
     said = {
         "key": key.decode(),
         "limit": limit(entry) if entry is not None else None,
+        **used(entry),
         "rate": rate(known, now),
         "pace_s": pace(entry, now) if entry is not None else None,
         "paused": pause(entry, now) if entry is not None else None,
@@ -139,6 +140,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         "lease_expires_in_s": round(hold.deadline - now, 3) if hold else 0.0,
         "waiters": len(entry.waiters or ()),
         **({"limit": entry.limit, "holders": len(entry.holds)} if entry.limit != 1 else {}),
+        **used(entry),
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
         **({"rate": known} if (known := rate_of(entry, now)) is not None else {}),
@@ -161,6 +163,7 @@ def holder(hold: Hold, now: float) -> dict[str, object]:
         "label": hold.label.decode(),
         **owner(hold),
         "group": hold.group.decode(),
+        **weight(hold.weight),
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
         **_age(hold),
@@ -184,6 +187,7 @@ def waiter(item: Waiter, now: float) -> dict[str, object]:
         **owner(item),
         **_age(item),
         "group": "" if item.group is None else item.group.name.decode(),
+        **weight(item.weight),
         "conn_id": item.peer.id,
         "waited_s": round(now - item.since, 3),
         "away": item.is_away,
@@ -231,6 +235,18 @@ def limit(entry: Entry) -> int | None:
     return None if entry.limit in (0, UNLIMITED) else entry.limit
 
 
+def used(entry: Entry | None) -> dict[str, object]:
+    """Return how many slots of a key are taken, if that is not one for each holder."""
+    if entry is None or entry.used == len(entry.holds):
+        return {}
+    return {"used": entry.used if entry.used < ALL else entry.limit}
+
+
+def weight(slots: int) -> dict[str, object]:
+    """Return how many slots somebody takes, if that is not one."""
+    return {} if slots == 1 else {"weight": "all" if slots == ALL else slots}
+
+
 def rate(known: KeyRate | None, now: float) -> dict[str, object] | None:
     """Return how many runs of a key may begin in a while, and when the next may; times in seconds.
 
@@ -243,7 +259,7 @@ def rate(known: KeyRate | None, now: float) -> dict[str, object] | None:
         "runs": known.runs,
         "window_s": known.window,
         "free": max(0, free),
-        "pending": len(known.pending),
+        "pending": known.taken,
         "next_s": None if at is None else round(max(0.0, at - now), 3),
     }
 

@@ -88,21 +88,27 @@ class Requests:
         if not number < most >= asked.limit and self._is_too_much(entry, asked, None, number):
             return self._refuse(entry)
         rate = None if asked.rate is None else entry.queue().rate
-        if (
+        if asked.group is not None:
+            if self._has_room_for(asked.group, entry, rate, now, effects):
+                hold = self.slots.grant_share(
+                    *(entry, peer, lease, asked.owner, asked.label, now, rate, asked.group)
+                )
+                self.slots.note(hold)
+                self._look_behind(entry, now, effects)
+                return hold
+        elif (
             len(entry.holds) < entry.limit
             if entry.waiters is None
-            else self._has_room(entry, asked.group, rate, now, effects)
+            else self._has_room(entry, rate, now)
         ):
             hold = self.slots.grant(entry, peer, lease, asked.owner, asked.label, now, rate)
-            if asked.group is not None:
-                entry.grouped().begin(hold.fence, asked.group)
             if self.changes is not None:
                 self.slots.note(hold)
             return hold
         if self.slots.is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
-        if asked.timeout == 0 and asked.reserve is None:
+        if not asked.timeout and asked.reserve is None:
             self.counts.busy += 1
             if not (entry.holds or entry.waiters):  # it is new, and its rate lets nobody begin
                 self.slots.remove(entry)
@@ -113,9 +119,13 @@ class Requests:
             is_rated=rate is not None,
         )
         waiter.reserve = asked.reserve
-        if asked.timeout == 0:
-            return self.slots.end_wait(waiter, now)
+        if not asked.timeout:
+            reply = self.slots.end_wait(waiter, now)
+            self._look_behind(entry, now, effects)
+            return reply
         self.slots.block(waiter, asked.timeout, now)
+        if asked.group is not None:
+            self._look_behind(entry, now, effects)
         return None
 
     def enqueue(
@@ -172,8 +182,8 @@ class Requests:
             return hold
         waiter.reserve = asked.reserve
         if asked.timeout == 0 and not waiter.is_told:
-            wanted_turn, reply = waiter.turn is not None, self.slots.end_wait(waiter, now)
-            if wanted_turn:
+            leaves_room, reply = waiter.leaves_room, self.slots.end_wait(waiter, now)
+            if leaves_room:
                 self.slots.look_after(waiter, now, effects)
             return reply
         self.slots.block(waiter, asked.timeout, now)
@@ -387,33 +397,52 @@ class Requests:
         self.slots.hand(waiter, peer, turn, is_rated=asked.rate is not None)
         return has_slot
 
+    @staticmethod
     def _has_room(
+        entry: Entry, rate: KeyRate | None, now: float, slots: int = 1, places: int = 1
+    ) -> bool:
+        """Whether a newcomer can have so many slots, and places of the rate.
+
+        A waiter beside a free slot is one for which it is held, or one that gets it as soon as
+        grants are given again; or it waits for more of them.
+        """
+        queue = entry.waiters
+        if queue is None:
+            return len(entry.holds) <= entry.limit - slots
+        if queue.pause is not None:
+            return False
+        if rate is not None and (queue.rated_ahead or rate.free(now) - queue.places < places):
+            return False  # none for anybody, or it is that of somebody else
+        ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
+        return ahead <= entry.limit - len(entry.holds) - slots
+
+    def _has_room_for(
         self,
+        share: FairGroup,
         entry: Entry,
-        of_group: FairGroup | None,
         rate: KeyRate | None,
         now: float,
         effects: list[Effect],
     ) -> bool:
-        """Whether a newcomer can have a slot, and the rate and the group let it begin.
-
-        A waiter beside a free slot is one for which it is held, or one that gets it as soon as
-        grants are given again.
-        """
+        """Whether a newcomer with a group or a weight can have its slots, and all let it begin."""
         queue = entry.waiters
-        if queue is None:
-            return len(entry.holds) < entry.limit
-        if of_group is not None:
-            if queue.heed(of_group):  # it had all that it might: so the entry stays
+        if queue is not None:
+            if queue.heed(share):
                 self.slots.promote(entry, now, effects)
-            if not queue.has_room(of_group):
+                if not self.slots.is_here(entry):  # nobody else is left there
+                    self.slots.put_back(entry)
+            if not queue.has_room(share):
                 return False
-        if queue.pause is not None:
-            return False
-        if rate is not None and (queue.rated_ahead or rate.free(now) <= queue.places):
-            return False  # none for anybody, or it is that of somebody else
-        ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
-        return ahead < entry.limit - len(entry.holds)
+        places = 1 if rate is None else min(share.weight, rate.runs)
+        return self._has_room(entry, rate, now, min(share.weight, entry.limit), places)
+
+    def _look_behind(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        """Serve others after a newcomer has come, where somebody takes more than one slot.
+
+        Its group may be left out now. Then those go on who have waited for the first one of that.
+        """
+        if entry.waiters is not None and entry.waiters.is_heavy:
+            self.slots.promote(entry, now, effects)
 
     def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""
@@ -500,7 +529,11 @@ class Requests:
     ) -> Answer:
         """Enqueue a request that has no position yet, and wants a turn or a grant."""
         rate = None if asked.rate is None else entry.queue().rate
-        has_room = self._has_room(entry, asked.group, rate, now, effects)
+        has_room = (
+            self._has_room(entry, rate, now)
+            if asked.group is None
+            else self._has_room_for(asked.group, entry, rate, now, effects)
+        )
         if asked.turn is None and has_room:
             waiter = self._grant_enqueued(entry, peer, asked, lease, rate, now)
         elif self.slots.is_full(entry):
@@ -516,6 +549,8 @@ class Requests:
         peer.enqueued[entry.space, entry.key] = waiter
         if asked.turn is not None:
             self.slots.promote(entry, now, effects)
+        elif asked.group is not None:
+            self._look_behind(entry, now, effects)
         return self._answer_enqueued(waiter)
 
     def _answer_enqueued(self, waiter: Waiter) -> Answer:
@@ -532,9 +567,9 @@ class Requests:
         self, entry: Entry, peer: Peer, asked: Asked, lease: int, rate: KeyRate | None, now: float
     ) -> Waiter:
         """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
-        hold = self.slots.grant(entry, peer, lease, asked.owner, asked.label, now, rate)
-        if asked.group is not None:
-            entry.grouped().begin(hold.fence, asked.group)
+        hold = self.slots.grant_share(
+            *(entry, peer, lease, asked.owner, asked.label, now, rate, asked.group)
+        )
         number = next(self.slots.arrivals)
         waiter = Waiter(entry, peer, number, lease, now, two_phase=True, state=GRANTED)
         hold.waiter, waiter.hold = waiter, hold

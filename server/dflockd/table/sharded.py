@@ -271,7 +271,10 @@ class ShardTable(LockTable):
             elif waiting is not None and waiting.two_phase:
                 self.slots.unblock(waiting, self._lapsed, effects)
             elif waiting is not None:
+                leaves_room = waiting.leaves_room
                 self.slots.leave(waiting)
+                if leaves_room and self.slots.is_here(waiting.entry):
+                    self.slots.withheld[waiting.entry] = None
                 effects.append((peer.id, self._lapsed))
         return effects
 
@@ -445,7 +448,7 @@ def _group_of(waiter: Waiter) -> FairGroup | None:
     group, queue = waiter.group, waiter.entry.waiters
     if group is None or queue is None:
         return group
-    return FairGroup(group.name, queue.limit_of(group))
+    return group._replace(limit=queue.limit_of(group))
 
 
 def _entries(partition: Partition) -> Iterable[Entry]:

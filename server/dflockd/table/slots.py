@@ -142,6 +142,13 @@ class Slots:
             self.withheld.pop(entry, None)
         del entry.partition.spaces[entry.space][entry.key]
 
+    def put_back(self, entry: Entry) -> None:
+        """Have an entry again that was removed in this step: somebody asks for a slot of it."""
+        self.size += 1
+        entry.partition.spaces[entry.space][entry.key] = entry
+        if entry.waiters is not None and entry.waiters.rate is not None:
+            self.rates.use(entry.waiters.rate)
+
     # Holds.
 
     def grant(
@@ -164,9 +171,29 @@ class Slots:
         self.deadlines.set(hold, lease * self.stretch, now)
         self.counts.granted += 1
         if rate is not None:
-            rate.pending.add(fence)
+            rate.pending[fence] = 1  # as `KeyRate.take`, without a call
+            rate.taken += 1
         if owner is not None:
             owners.add(entry, hold)
+        return hold
+
+    def grant_share(
+        self,
+        entry: Entry,
+        peer: Peer,
+        lease: int,
+        owner: Owner | None,
+        label: bytes,
+        now: float,
+        rate: KeyRate | None,
+        share: FairGroup | None,
+    ) -> Hold:
+        """Give free slots of an entry to somebody who may belong to a group, or have a weight."""
+        hold = self.grant(entry, peer, lease, owner, label, now, rate)
+        if share is not None:
+            entry.grouped().begin(hold.fence, share)
+            if rate is not None:
+                rate.take(hold.fence, share.weight)
         return hold
 
     def extend(self, hold: Hold, span: float, now: float) -> None:
@@ -277,7 +304,8 @@ class Slots:
             queue = entry.grouped()
         elif queue is None:
             queue = entry.queue()
-        waiter.is_rated = is_rated
+        if is_rated:
+            waiter.is_rated = True
         if turn is not None:
             waiter.turn, waiter.process = turn, peer.process
             self.reservations.name(waiter)
@@ -285,7 +313,7 @@ class Slots:
             queue.join(waiter)
         else:
             queue.line[waiter] = None
-        if waiter.owner is not None:
+        if owner is not None:
             owners.add(entry, waiter)
         self.counts.queued += 1
         if queue.rate is not None:
@@ -345,7 +373,7 @@ class Slots:
         return TimedOut(ticket)
 
     def look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        """Go on where a wait for a turn is over: its slot may be free, and is not held for good."""
+        """Go on where somebody is away or gone who `leaves_room`."""
         if self.is_here(waiter.entry):
             self.promote(waiter.entry, now, effects)
 
@@ -423,9 +451,13 @@ class Slots:
             free = most - len(entry.holds)
             is_simple = not (queue.away or queue.returned or queue.told or queue.processes)
             if rate is not None or queue.is_grouped or not is_simple:
-                has_place = rate is None or rate.free(now) > queue.places
-                found = queue.first(free, has_place=has_place)
+                places = free if rate is None else rate.free(now) - queue.places
+                found = queue.first(free, places)
                 if found is None:
+                    break
+                if queue.leaves_out(found):
+                    continue
+                if not queue.is_room_for(found, entry.limit, len(entry.holds)):
                     break
                 waiter = found
             elif free > 0 and line:
@@ -459,7 +491,8 @@ class Slots:
         if not queue.processes:
             return
         has_place = queue.rate is None or queue.rate.free(now) > queue.places
-        if free > len(queue.told) and (has_place or queue.has_plain):
+        has_slot = free > len(queue.told) and entry.limit > len(entry.holds) + queue.set_aside
+        if has_slot and (has_place or queue.has_plain):
             for process in queue.processes:
                 if process.asking is None:
                     process.starved[entry] = None
@@ -489,16 +522,20 @@ class Slots:
 
     def wake(self, queue: Queue[Waiter], rate: KeyRate, now: float) -> None:
         """See to it that a waiter gets the next place."""
-        self.rates.wake(rate, queue.places, now)
+        self.rates.wake(rate, queue.places + queue.missing, now)
 
     def go_on_with(self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]) -> None:
         """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
         entry, queue = waiter.entry, waiter.entry.queue()
-        taken = len(entry.holds) + len(queue.told)
-        rate = queue.rate if waiter.is_rated else None
-        has_place = rate is None or rate.free(now) > queue.places
-        is_open = has_place and taken < min(entry.limit, self.max_holds) and queue.pause is None
-        if has_slot and is_open and waiter.can_start:
+        rate, holders = queue.rate if waiter.is_rated else None, len(entry.holds)
+        has_place = rate is None or rate.free(now) - queue.places >= min(waiter.weight, rate.runs)
+        is_open = has_place and holders + len(queue.told) < self.max_holds and queue.pause is None
+        if (
+            has_slot
+            and is_open
+            and waiter.can_start
+            and queue.can_go_on(waiter, entry.limit, holders)
+        ):
             self.serve(queue, waiter, now, effects)
         self.promote(entry, now, effects)
 
@@ -516,6 +553,8 @@ class Slots:
         hold = self.grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
         if queue.is_grouped:  # before it is removed: its partition is not to be forgotten
             queue.begin(hold.fence, waiter.group)
+            if rate is not None:
+                rate.take(hold.fence, waiter.weight)
             queue.remove(waiter)
         elif waiter in queue.line:
             del queue.line[waiter]
@@ -632,9 +671,9 @@ class Slots:
     def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """End a wait that is due."""
         if waiter.state == WAITING:
-            peer, wanted_turn = waiter.peer, waiter.turn is not None
+            peer, leaves_room = waiter.peer, waiter.leaves_room
             effects.append((peer.id, self.end_wait(waiter, now)))
-            if wanted_turn:
+            if leaves_room:
                 self.look_after(waiter, now, effects)
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)

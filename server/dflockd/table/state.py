@@ -117,10 +117,12 @@ class HoldRecord(NamedTuple):
     """Whether its run has yet to begin, and counts then; see `dflockd.table.rates`."""
     group: bytes = b""
     """To which group its holder belongs; see `dflockd.wire.FairGroup`."""
+    weight: int = 1
+    """How many slots it takes; see there."""
 
 
 HoldFields: TypeAlias = tuple[
-    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool, bytes
+    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool, bytes, int
 ]
 """What a `HoldRecord` is made of, in its order."""
 
@@ -151,6 +153,11 @@ class Entry:
         nobody has to look for them among all others. Absent until there is one."""
 
     @property
+    def used(self) -> int:
+        """How many of its slots are taken: one for each holder, or what it takes if that is more."""
+        return len(self.holds) + (0 if self.waiters is None else self.waiters.extra)
+
+    @property
     def pause(self) -> KeyPause | None:
         """Why nothing of it is granted, if it is paused."""
         return None if self.waiters is None else self.waiters.pause
@@ -167,7 +174,7 @@ class Entry:
         return self.waiters
 
     def grouped(self) -> Queue[Waiter]:
-        """Return its queue, in which groups take turns from now on."""
+        """Return its queue, in which groups take turns, and weights count, from now on."""
         queue = self.waiters
         if queue is None or not queue.is_grouped:
             self.waiters = queue = GroupedQueue(queue)
@@ -247,12 +254,23 @@ class Hold(Timed):
         queue = self.entry.waiters
         return b"" if queue is None or not queue.is_grouped else queue.group_of(self.fence)
 
+    @property
+    def weight(self) -> int:
+        """How many slots of its entry it takes."""
+        queue = self.entry.waiters
+        return 1 if queue is None else queue.weight_of(self.fence)
+
     def fields(self) -> HoldFields:
         """Return what is worth keeping, as plain as it can be: it is asked for at every change.
 
         The token is not: who knows the secret can make it anew.
         """
-        entry, owner = self.entry, self.owner
+        entry, owner, queue = self.entry, self.owner, self.entry.waiters
+        is_pending, group, weight = False, b"", 1
+        if queue is not None:
+            is_pending = queue.rate is not None and self.is_pending
+            if queue.is_grouped:
+                group, weight = self.group, self.weight
         return (
             entry.space,
             entry.key,
@@ -266,8 +284,9 @@ class Hold(Timed):
             b"" if owner is None else owner[0],
             0 if owner is None else owner[1],
             0 if owner is None else owner[2],
-            self.is_pending,
-            self.group,
+            is_pending,
+            group,
+            weight,
         )
 
     def kept(self) -> HoldRecord:
@@ -369,6 +388,16 @@ class Waiter(Position):
     def is_told(self) -> bool:
         """Whether its turn has come, and its process was told."""
         return self.state in (EXPECTED, PASSED) and self.reservation is None
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether others may have their turn once it is away or gone, though no hold has ended.
+
+        A slot that was set aside for it is free. Or somebody takes more than one: then others may
+        have waited for it beside free slots.
+        """
+        queue = self.entry.waiters
+        return self.turn is not None or (queue is not None and queue.is_heavy)
 
     @property
     def place(self) -> object:

@@ -32,6 +32,7 @@ class Row:
     Attributes:
         limit: how many may hold it.
         holders: how many hold it.
+        used: how many slots these take, if that is not one each; else 0.
         label: of the holder that has had it longest.
         held_s: for how long, ``inf`` while that is not known.
         lease_s: its lease when it was last granted or renewed; 0 while that is not known.
@@ -62,6 +63,7 @@ class Row:
     group: str = ""
     paused: str = ""
     oldest_s: float = 0.0
+    used: int = 0
     semaphore: bool = False
 
     @property
@@ -228,6 +230,7 @@ def _of_found(server: str, found: Sequence[Mapping[str, Any]], others: Sequence[
             each["waiters"],
             holder["label"] if holder else "",
             holder["held_s"] if holder else 0.0,
+            used=each.get("used", 0),
             oldest_s=each["waiter"]["waited_s"] if each["waiter"] else 0.0,
             semaphore=each["space"] == "semaphore",
         )
@@ -241,7 +244,7 @@ def _listed(server: str, stats: Mapping[str, Any]) -> Iterator[Row]:
     for lock in stats["locks"]:
         limit, holders = lock.get("limit", 1), lock.get("holders", 1)
         seen = lock["waiters"], lock["label"], lock["held_s"]
-        yield Row(server, lock["key"], limit, holders, *seen)
+        yield Row(server, lock["key"], limit, holders, *seen, used=lock.get("used", 0))
     for each in stats["semaphores"]:
         seen = each["limit"], each["holders"], each["waiters"]
         yield Row(server, each["key"], *seen, semaphore=True)
@@ -283,6 +286,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         rate=pace,
         newer=oldest.get("superseded_by", ""),
         group=oldest.get("group", ""),
+        used=report.get("used", 0),
         paused=paused,
         oldest_s=_longest(report),
     )

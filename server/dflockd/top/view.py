@@ -245,7 +245,8 @@ def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableT
         who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
     who += _in_group(row.group)
     if row.limit != 1:
-        slots = str(row.holders) if row.limit == UNLIMITED else f"{row.holders} of {row.limit}"
+        used = row.used or row.holders
+        slots = str(used) if row.limit == UNLIMITED else f"{used} of {row.limit}"
         who = f"{slots}: {who}"
     if row.rate:
         who += f", {row.rate}"

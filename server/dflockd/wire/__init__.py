@@ -14,6 +14,7 @@ reply to each request, in order.
 from dflockd.wire.keys import key_problem
 from dflockd.wire.maps import MapReport, decode_map, encode_map
 from dflockd.wire.messages import (
+    ALL,
     FEATURES,
     MAX_AGE,
     MAX_ATTEMPT,

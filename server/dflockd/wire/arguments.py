@@ -184,7 +184,7 @@ def _by_name(*names: bytes, needed: bytes | None = None) -> Callable[[bytes], As
         if needed is not None and needed not in found:
             raise MalformedError(f"no {needed.decode()}")
         asked = Asked()
-        _fill(asked, found, has_owner=b"owner" in known)
+        _fill(asked, found, has_owner=b"owner" in known, has_limit=b"limit" in known)
         return asked
 
     return read
@@ -230,7 +230,20 @@ _ONE_RUN: Final = re.compile(rb"(?:^| )(?:owner|attempt|age|label|ticket|away|ho
 """What is said of one run alone, or makes the rest a part of a label."""
 
 
-def _fill(asked: Asked, found: dict[bytes, bytes], *, has_owner: bool) -> None:
+def _share(found: dict[bytes, bytes]) -> FairGroup | None:
+    """Read of which group somebody is, and how many slots it takes."""
+    group, most, weight = found.get(b"group"), found.get(b"group-limit"), found.get(b"weight")
+    if group is None and most is not None:
+        raise MalformedError("the limit of no group")
+    if group is not None and key_problem(group):
+        raise MalformedError(f"group {key_problem(group)}")
+    slots = 1 if weight is None else number(weight, 1, MAX_LIMIT)
+    if group is None:
+        return None if slots == 1 else FairGroup(b"", 0, slots)
+    return FairGroup(group, 0 if most is None else number(most, 1, MAX_LIMIT), slots)
+
+
+def _fill(asked: Asked, found: dict[bytes, bytes], *, has_owner: bool, has_limit: bool) -> None:
     """Read all fields that there are; a `Wait` has no owner, and says only the age of its own."""
     get = found.get
     if (timeout := get(b"timeout")) is not None:
@@ -257,13 +270,10 @@ def _fill(asked: Asked, found: dict[bytes, bytes], *, has_owner: bool) -> None:
         asked.age = age
     if (shown := get(b"label")) is not None:
         asked.label = label(shown)
-    if (group := get(b"group")) is not None:
-        if key_problem(group):
-            raise MalformedError(f"group {key_problem(group)}")
-        most = get(b"group-limit")
-        asked.group = FairGroup(group, 0 if most is None else number(most, 1, MAX_LIMIT))
-    elif b"group-limit" in found:
-        raise MalformedError("the limit of no group")
+    if not _SHARE.isdisjoint(found):
+        if b"weight" in found and has_limit and asked.limit == 1:
+            raise MalformedError("a weight without a limit")
+        asked.group = _share(found)
     if (ticket := get(b"ticket")) is not None:
         asked.ticket = checked_ticket(ticket)
     if (token := get(b"token")) is not None:
@@ -274,7 +284,9 @@ def _fill(asked: Asked, found: dict[bytes, bytes], *, has_owner: bool) -> None:
             raise MalformedError("an unknown way to renew") from None
 
 
-_WHO: Final = (b"lease", b"owner", b"attempt", b"age", b"label", b"group", b"group-limit")
+_SHARE: Final = frozenset((b"group", b"group-limit", b"weight"))
+
+_WHO: Final = (b"lease", b"owner", b"attempt", b"age", b"label", *sorted(_SHARE))
 _SLOT: Final = (*_WHO, b"limit", b"rate", b"ticket")
 _RESERVE: Final = (b"away", b"hold")
 

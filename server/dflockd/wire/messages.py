@@ -26,12 +26,14 @@ MAX_TICKET: Final = 64
 MAX_OWNER: Final = 64
 """Longest name of an owner, an instance, a version or a ref, in bytes."""
 
-FEATURES: Final = frozenset({b"slots", b"rates", b"groups", b"ages", b"turns", b"pauses"})
+FEATURES: Final = frozenset(
+    {b"slots", b"rates", b"groups", b"ages", b"turns", b"pauses", b"weights"}
+)
 """What a server can know beyond the published protocol: each stands for some fields of requests.
 
 ``slots``: requests with named fields at all, with any limit, owners, labels, tickets and
-reservations. ``rates``, ``groups``, ``ages`` and ``turns``: the fields of that name. ``pauses``:
-`Pause` and `Resume`.
+reservations. ``rates``, ``groups``, ``ages``, ``turns`` and ``weights``: the fields of that name.
+``pauses``: `Pause` and `Resume`.
 """
 
 MAX_ATTEMPT: Final = (1 << 31) - 1
@@ -52,6 +54,9 @@ MAX_RATE: Final = 1 << 20
 
 UNLIMITED: Final = MAX_LIMIT
 """The limit of a key that only a `Rate` or a `FairGroup` bounds."""
+
+ALL: Final = MAX_LIMIT
+"""The weight of a run that takes a key for itself, whatever its limit is or becomes."""
 
 
 class Space(IntEnum):
@@ -88,16 +93,19 @@ class Owner(NamedTuple):
 
 
 class FairGroup(NamedTuple):
-    """The group that somebody belongs to who asks for a slot.
+    """The group that somebody belongs to who asks for a slot, and how many slots that is.
 
     The groups that wait for a key take turns; within one it is first come, first served. All
     requests without a group form one.
     """
 
     name: bytes
-    """As a key may be."""
+    """As a key may be; empty for those without a group, who have a weight."""
     limit: int = 0
     """How many slots of the key the group may have at once; 0 is no limit of its own."""
+    weight: int = 1
+    """How many slots of the key and of the group a run takes, and how many places of a `Rate`: all
+    that there may be, if that is fewer."""
 
 
 class Reserve(NamedTuple):

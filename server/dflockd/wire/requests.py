@@ -380,9 +380,12 @@ def _slot(
     if rate is not None:
         said += b" rate=%d/%d" % rate
     if group is not None:
-        said += b" group=%b" % group.name
+        if group.name:
+            said += b" group=%b" % group.name
         if group.limit:
             said += b" group-limit=%d" % group.limit
+        if group.weight != 1:
+            said += b" weight=%d" % group.weight
     if owner is not None:  # behind what is the same for all runs: see `arguments.acquire`
         name, attempt, age = owner
         said += b" owner=%b attempt=%d" % (name, attempt)

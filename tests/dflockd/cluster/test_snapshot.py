@@ -16,7 +16,7 @@ from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import FairGroup, Space
+from dflockd.wire import MAX_LIMIT, FairGroup, Space
 from tests.dflockd.cluster.view_support import owners
 
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1)
@@ -42,6 +42,7 @@ kept = st.builds(
     owner=st.just(b""),
     attempt=st.just(0),
     group=st.just(b"") | keys,
+    weight=st.integers(1, MAX_LIMIT),
 )
 
 reservations = st.builds(
@@ -60,7 +61,7 @@ waiters = st.builds(
     reservation=st.none() | reservations,
     owner=st.just(b""),
     attempt=st.just(0),
-    group=st.none() | st.builds(FairGroup, keys, st.integers(0, 5)),
+    group=st.none() | st.builds(FairGroup, keys, st.integers(0, 5), st.integers(1, MAX_LIMIT)),
 )
 
 
@@ -82,7 +83,7 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         assert after.lease == pytest.approx(lease, abs=0.0011)
         assert after.since - there == pytest.approx(before.since - now, abs=0.0011)
         same = ("space", "key", "limit", "fence", "label", "detached", "owner", "attempt")
-        assert before.group == after.group
+        assert (before.group, before.weight) == (after.group, after.weight)
         assert all(getattr(before, name) == getattr(after, name) for name in same)
     assert list(map(without_times, loaded.waiters)) == list(map(without_times, waiting))
     for waiter, read in zip(waiting, loaded.waiters, strict=True):
@@ -102,7 +103,7 @@ def packed(document: object) -> bytes:
     return zlib.compress(json.dumps(document).encode())
 
 
-HOLD = [0, "a", 1, 7, 4, 0, 0, "", False, "", 0, 0, False, ""]
+HOLD = [0, "a", 1, 7, 4, 0, 0, "", False, "", 0, 0, False, "", 1]
 PAUSE = ["a", "me", "a reason", 1.5, None]
 WAITER = [0, "a", 1, "t", 4, 0, "", None, "", 0, 0, None]
 

@@ -16,7 +16,7 @@ import h11
 import pytest
 
 from dflockd.http.guard import _authenticated
-from dflockd.http.head import Request
+from dflockd.http.head import HttpRequest
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, basic, bearer
 from tests.dflockd.raw_server import PATIENCE
 
@@ -104,7 +104,7 @@ def test_how_long_a_wrong_token_takes_does_not_tell_of_the_right_one() -> None:
     def seconds(name: str) -> float:
         """The time that the thread itself had."""
         headers = {"authorization": basic(name, "wrong")["Authorization"]}
-        request = Request("GET", "/metrics", {}, headers, h11.Connection(h11.SERVER))
+        request = HttpRequest("GET", "/metrics", {}, headers, h11.Connection(h11.SERVER))
         before = time.thread_time()
         assert _authenticated(request, secret) is None
         return time.thread_time() - before

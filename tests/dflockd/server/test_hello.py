@@ -19,7 +19,7 @@ from tests.dflockd.server.session_support import connect, make_server, say
 from tests.dflockd.wire.frames import FRAMES
 from tests.dflockd.wire.test_requests import READ_ONLY, REFUSED
 
-WELCOME = f"hello ok {__version__} ages,groups,pauses,rates,slots,turns"
+WELCOME = f"hello ok {__version__} ages,groups,pauses,rates,slots,turns,weights"
 
 SECRET = "open sesame"
 

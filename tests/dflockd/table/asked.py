@@ -73,6 +73,13 @@ Said = Mapping[str, Any]
 NOTHING: Said = {}
 
 
+def within(group: FairGroup | None, limit: int) -> FairGroup | None:
+    """Return what may be said beside a limit: no weight beside 1."""
+    if group is None or limit > 1:
+        return group
+    return group._replace(weight=1) if group.name else None
+
+
 class Asked(Compared):
     """Does everything twice that a client can do."""
 
@@ -112,7 +119,7 @@ class Asked(Compared):
     ) -> None:
         more = {**said, "reserve": reserve, "ticket": ticket}
         bare = Space(name[0]), name[1], limit_of(name, limit), timeout, lease
-        self.ask(choice, Acquire(*bare, **self.as_said(name, more)))
+        self.ask(choice, Acquire(*bare, **self.as_said(name, bare[2], more)))
 
     @rule(
         choice=numbers,
@@ -134,13 +141,14 @@ class Asked(Compared):
     ) -> None:
         more = {**said, "turn": turn, "ticket": ticket}
         bare = Space(name[0]), name[1], limit_of(name, limit), lease
-        self.ask(choice, Enqueue(*bare, **self.as_said(name, more)))
+        self.ask(choice, Enqueue(*bare, **self.as_said(name, bare[2], more)))
 
     @staticmethod
-    def as_said(name: Name, more: Said) -> Said:
+    def as_said(name: Name, limit: int, more: Said) -> Said:
         """Requests for published semaphores say nothing more; windows of two keys differ."""
         if name[0] == 1:
             return NOTHING
+        more = {**more, "group": within(more.get("group"), limit)}
         rate = more.get("rate")
         return more if rate is None else {**more, "rate": Rate(rate.runs, rate.window + name[1][0])}
 

@@ -27,8 +27,10 @@ from dflockd.table import (
 )
 from dflockd.table.pauses import KeyPause, PauseRecord
 from dflockd.table.rates import RateBlock, RateRecord
+from dflockd.table.state import Waiter
 from dflockd.table.states import EXPECTED
 from dflockd.wire import (
+    MAX_LIMIT,
     Enqueued,
     Granted,
     Hello,
@@ -48,7 +50,7 @@ from dflockd.wire import (
 from tests.dflockd.table.drawn import (
     limits,
 )
-from tests.dflockd.table.naive_state import LATE, Hold, Name, name_of
+from tests.dflockd.table.naive_state import LATE, Hold, Key, Name, name_of
 from tests.dflockd.table.naive_state import Waiter as NaiveWaiter
 from tests.dflockd.table.naive_table import NaiveTable
 
@@ -199,8 +201,10 @@ class Compared(RuleBasedStateMachine):
         for entry in self.entries().values():
             # Each was granted where its limit had room; what a lost machine had ended may be back.
             for hold in entry.holds.values():
-                before = sum(fence <= hold.fence for fence in entry.holds)
-                assert before <= hold.limit or hold.limit == 0 or (self.crashed and hold.limit > 1)
+                before = [each for each in entry.holds.values() if each.fence < hold.fence]
+                used = sum(each.weight for each in before)
+                is_within = used + min(hold.weight, hold.limit) <= hold.limit
+                assert is_within or hold.limit == 0 or (self.crashed and hold.limit > 1)
             assert entry.is_used
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
             key = self.model.keys[entry.space, entry.key]
@@ -209,7 +213,7 @@ class Compared(RuleBasedStateMachine):
                 for waiter in entry.waiters or ()
                 if not waiter.is_told
                 and waiter.can_start
-                and (waiter.state == EXPECTED or key.has_room(name_of(waiter.group)))
+                and (waiter.state == EXPECTED or key.may_have_turns(name_of(waiter.group)))
             ]
             free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
             rate = self.model.rates.get((entry.space, entry.key))
@@ -218,11 +222,32 @@ class Compared(RuleBasedStateMachine):
                 is_due = any(name == (entry.space, entry.key) for _, _, name in self.places())
                 then = self.model.now - LATE
                 free = 0 if is_due or then < rate.changed else min(free, rate.free(then))
+                kept = sum(each.weight for each in key.queue if each.has_slot and each.is_rated)
+                if rate.free(then) <= kept:  # a place is held for who is back only later
+                    waiters = [w for w in waiters if w.state == EXPECTED or not w.is_rated]
             free = 0 if key.pause else free
             told = [waiter for waiter in entry.waiters or () if waiter.is_told]
             free -= sum(waiter.state == EXPECTED for waiter in told)
+            queue = entry.waiters or ()
+            if entry.used > len(entry.holds) or any(waiter.weight > 1 for waiter in queue):
+                if any(waiter.weight > 1 and not waiter.can_start for waiter in queue):
+                    continue  # those behind go on once something else happens
+                line = [waiter for waiter in waiters if waiter.state != EXPECTED]
+                assert not line or free <= 0 or not all(self.fits(key, each) for each in line)
+                continue
             assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
+
+    def fits(self, key: Key, waiter: Waiter) -> bool:
+        """Whether there is room for somebody, beside all that is taken or kept for others."""
+        weight = 1 if waiter.is_away else waiter.weight
+        rate = self.model.rates.get((waiter.entry.space, waiter.entry.key))
+        if waiter.is_rated and rate is not None:
+            kept = sum(each.weight for each in key.queue if each.has_slot and each.is_rated)
+            if rate.free(self.model.now - LATE) - kept < min(weight, rate.runs):
+                return False
+        has_room = key.has_room(name_of(waiter.group), weight)
+        return has_room and key.fits(weight, key.aside() + key.expected())
 
     @invariant()
     def what_is_kept_is_what_somebody_was_told(self) -> None:
@@ -264,6 +289,7 @@ class Compared(RuleBasedStateMachine):
                     hold.deadline,
                     hold.waiter is not None,
                     hold.group,
+                    hold.weight,
                     hold.limit,
                     hold.label,
                 )
@@ -271,7 +297,7 @@ class Compared(RuleBasedStateMachine):
             ] == [
                 (
                     *(hold.peer, hold.deadline, self.is_enqueued(hold)),
-                    *(hold.group, hold.limit, hold.label),
+                    *(hold.group, hold.weight, hold.limit, hold.label),
                 )
                 for hold in key.holds
             ]
@@ -279,8 +305,11 @@ class Compared(RuleBasedStateMachine):
             queue = entry.waiters
             assert (queue is not None and queue.is_grouped) == key.is_grouped
             plain, rated = model.ahead(key)
-            aside = sum(each.has_slot for each in order)
-            assert queue is None or queue.ahead == aside + plain
+            extra = key.used() - len(key.holds)
+            assert entry.used == key.used()
+            heavy = plain and any(each.weight > 1 and each.wants for each in order)
+            ahead = MAX_LIMIT if heavy else key.aside() + key.expected() + plain + extra
+            assert queue is None or queue.ahead == ahead
             assert queue is None or queue.rated_ahead == rated
             assert [
                 (

@@ -8,6 +8,7 @@ from dflockd.table import (
     Limits,
 )
 from dflockd.wire import (
+    ALL,
     FairGroup,
     How,
     Owner,
@@ -62,9 +63,15 @@ owners = st.builds(
     st.integers(0, 2),
     st.sampled_from([0, 0, 0, 1, 2, 3, 4]),
 )
-groups = st.builds(
-    FairGroup, st.sampled_from([b"one", b"one", b"two", b"three"]), st.sampled_from([0, 0, 0, 1, 2])
+weights = st.sampled_from([1, 1, 1, 2, 3, ALL])
+in_groups = st.builds(
+    FairGroup,
+    st.sampled_from([b"one", b"one", b"two", b"three"]),
+    st.sampled_from([0, 0, 0, 1, 2, 3]),
+    weights,
 )
+shares = st.builds(FairGroup, st.just(b""), st.just(0), st.sampled_from([2, 2, 3, ALL]))
+groups = st.one_of(in_groups, in_groups, shares)
 # What began before the last of a shorter window does not count in a longer one that follows.
 rates = st.builds(Rate, st.sampled_from([1, 2, 3]), st.just(1502))
 

@@ -13,6 +13,7 @@ from dflockd.table import (
     Limits,
 )
 from dflockd.wire import (
+    ALL,
     FairGroup,
     How,
     Owner,
@@ -84,14 +85,19 @@ class TableMachine(Asked):
 
 
 def come_and_go(
-    seed: int, *, in_groups: bool = False, rated: bool = False, paused: bool = False
+    seed: int,
+    *,
+    in_groups: bool = False,
+    rated: bool = False,
+    weighed: bool = False,
+    paused: bool = False,
 ) -> TableMachine:
     """A few peers about two keys, with many positions that are kept: chance alone makes few."""
     dice = random.Random(seed)
     machine = TableMachine()
     machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=dice.choice([0, 0, 0, 3])))
     keys = dice.choice([[(0, b"a")], [(0, b"b")], [(0, b"a"), (0, b"b")]])
-    if in_groups and seed % 3:
+    if (in_groups or weighed) and seed % 3:
         keys = [(0, b"b")]
     times = dice.choice([[0, 1000, 2500], [0], [2500, 5000]]), dice.choice([[0, 500], [1000, 3000]])
     usual_rate = dice.choice([Rate(1, 751), Rate(2, 2003), Rate(3, 1502), Rate(5, 5003)])
@@ -109,6 +115,10 @@ def come_and_go(
         if in_groups and dice.random() < 0.8:
             name = dice.choice([b"one", b"one", b"two", b"three"])
             said["group"] = FairGroup(name, dice.choice([0, 1, 1, 2]))
+        if weighed and dice.random() < 0.4:
+            group = said.get("group") or FairGroup(b"")
+            assert isinstance(group, FairGroup)
+            said["group"] = group._replace(weight=dice.choice([2, 2, 3, ALL]))
         if rated:
             other = Rate(dice.choice([1, 2, 5]), usual_rate.window)
             said["rate"] = dice.choice(

@@ -15,6 +15,7 @@ from tests.dflockd.table.naive_state import (
     PlacesOfRate,
     Waiter,
     name_of,
+    weight_of,
 )
 
 
@@ -94,7 +95,7 @@ class NaiveRules(NaiveState):
         """Whether a key whose limit is beyond all that it may ever have has that many holders."""
         if limit <= self._most or key is None:
             return False
-        return len(key.holds) + (0 if kept else self._aside(key)) >= self._most
+        return len(key.holds) + (0 if kept else self._told(key)) >= self._most
 
     def _has_too_much(self, peer: int, *, two_phase: bool) -> bool:
         owned = sum(hold.peer == peer for hold in self.holds())
@@ -152,7 +153,7 @@ class NaiveRules(NaiveState):
         key = self.keys.setdefault(name, Key(limit))
         hold = Hold(name, 0, None, 0, 0, 0, 0, limit, token, request.label, request.owner)
         self._note_group(key, request.group)
-        hold.group = name_of(request.group)
+        hold.group, hold.weight = name_of(request.group), weight_of(request.group)
         key.holds.append(hold)
         return hold
 
@@ -175,7 +176,7 @@ class NaiveRules(NaiveState):
         is_rated: bool,
     ) -> Hold:
         key = self.keys[name]
-        assert len(key.holds) < key.limit
+        assert key.fits(weight_of(group), key.aside())
         assert not key.pause
         self.seen["granted beside a slot"] += any(p.has_slot for p in key.queue)
         now = self._tick()
@@ -184,11 +185,13 @@ class NaiveRules(NaiveState):
         self.granted.append(hold)
         hold.owner, hold.label = owner, label
         self._note_group(key, group)
-        hold.group = name_of(group)
+        hold.group, hold.weight = name_of(group), weight_of(group)
+        self.seen["a weight that is granted"] += hold.weight > 1
         key.holds.append(hold)
         if is_rated:
-            assert self.rates[name].free(self.now) > 0
-            self.rates[name].pending.append(hold)
+            places = min(hold.weight, self.rates[name].runs)
+            assert self.rates[name].free(self.now) >= places
+            self.rates[name].pending[hold] = places
         return hold
 
     def _leave(self, waiter: Waiter) -> None:
@@ -211,8 +214,8 @@ class NaiveRules(NaiveState):
             rate = self.rates[hold.name]
             if has_begun and hold.token:
                 rate.begin(hold, self.now)
-            elif hold in rate.pending:
-                rate.pending.remove(hold)
+            else:
+                rate.pending.pop(hold, None)
         if hold.token:
             self.ended.add((hold.name, hold.token))
         if hold.name[0] == 0:
@@ -233,7 +236,7 @@ class NaiveRules(NaiveState):
         before = 0  # slots for those who are ahead, and expected
         for waiter in list(key.queue):
             open_ = min(key.limit, self._most) - len(key.holds)
-            if open_ - self._aside(key) <= before:
+            if open_ - self._told(key) <= before:
                 break
             if waiter.is_told or not self.can_start(waiter):
                 continue
@@ -256,11 +259,11 @@ class NaiveRules(NaiveState):
 
     def _starve(self, name: Name, key: Key) -> None:
         """Note which processes do not ask while there is a slot for somebody."""
-        aside = self._aside(key)
         plain = any(
             each.wants and not each.is_rated and self._may_have(key, each) for each in key.queue
         )
-        is_open = min(key.limit, self._most) - len(key.holds) > aside
+        is_open = min(key.limit, self._most) - len(key.holds) > self._told(key)
+        is_open = is_open and key.fits(1, key.aside())
         is_open = is_open and (self._places(name) > 0 or plain)
         wanting = {each.instance for each in key.queue if each.turn is not None and each.wants}
         for instance in wanting:
@@ -282,8 +285,11 @@ class NaiveRules(NaiveState):
         most = min(key.limit, self._most)
         if has_slot and key.pause:
             self.seen["back to a paused key"] += 1
-        has_slot = has_slot and self._may_begin(waiter) and self.can_start(waiter) and not key.pause
-        if has_slot and most - len(key.holds) > self._aside(key):
+        has_slot = has_slot and self._has_places(waiter) and self.can_start(waiter)
+        has_slot = has_slot and most - len(key.holds) > self._told(key) and not key.pause
+        if waiter.weight > 1:
+            has_slot = has_slot and key.has_room(name_of(waiter.group), waiter.weight)
+        if has_slot and key.fits(waiter.weight, key.aside()):
             self.seen["back before who waits"] += waiter is not key.queue[0]
             if waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
@@ -317,9 +323,21 @@ class NaiveRules(NaiveState):
             if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
                 break
             found = self._next_of_groups(turns, key)
+            if found is not None and not self._has_places(found[1]):
+                self.seen["waits for more places"] += 1
+                turns = key.plain_turns
+                found = self._next_of_groups(turns, key, is_plain=True)
             if found is None:
                 break
             group, waiter = found
+            is_back = waiter.reservation is None
+            if is_back and not key.has_room(group, waiter.weight):
+                self.seen["more than its group may have"] += 1
+                key.stuck[group] = key.state_of(group)
+                continue
+            if not key.fits(waiter.weight if is_back else 1, key.aside() + key.expected()):
+                self.seen["waits for more slots"] += waiter.weight > 1
+                break
             if len(turns) > 1:
                 self.seen["turns of several groups"] += 1
             if waiter.reservation is not None:
@@ -339,12 +357,15 @@ class NaiveRules(NaiveState):
         if not key.is_used:
             del self.keys[name]
 
-    def _next_of_groups(self, turns: dict[bytes, int], key: Key) -> tuple[bytes, Waiter] | None:
-        """Whose turn it is among those who can start, and its group."""
+    def _next_of_groups(
+        self, turns: dict[bytes, int], key: Key, *, is_plain: bool = False
+    ) -> tuple[bytes, Waiter] | None:
+        """Whose turn it is among those who can start, and its group; of those who need no place."""
         in_order = sorted(turns, key=turns.__getitem__)
         for group in in_order:
             for each in key.of_group(group):
-                if each.wants and self.can_start(each) and self._may_begin(each):
+                may_begin = not each.is_rated if is_plain else self._may_begin(each)
+                if each.wants and self.can_start(each) and may_begin:
                     self.seen["a group passed over"] += group != in_order[0]
                     return group, each
         return None
@@ -355,7 +376,8 @@ class NaiveRules(NaiveState):
         for name in list(key.limits):
             if name not in waiting and not key.taken(name):
                 del key.limits[name]
-        ready = [name for name in waiting if key.has_room(name)]
+        key.stuck = {name: was for name, was in key.stuck.items() if was == key.state_of(name)}
+        ready = [name for name in waiting if key.may_have_turns(name)]
         if len(waiting) > len(ready):
             self.seen["groups that have all they may"] += 1
         plain = {name_of(each.group) for each in key.queue if each.wants and not each.is_rated}
@@ -390,24 +412,35 @@ class NaiveRules(NaiveState):
         """Whether a newcomer may have a slot; the latest word on its group counts from now on."""
         key = self.keys.get(name)
         if key is not None and group and (key.taken(group.name) or key.of_group(group.name)):
-            had_room, before = key.has_room(group.name), key.taken(group.name)
+            had_room, before = key.may_have_turns(group.name), key.taken(group.name)
+            is_there = group.name in key.limits or key.taken(group.name) > 0
+            is_new = is_there and key.limits.get(group.name) != group.limit
             key.limits[group.name] = group.limit
+            if is_new:
+                key.stuck.pop(group.name, None)
             waits = any(each.wants for each in key.of_group(group.name))
-            if waits and not had_room and key.has_room(group.name):
+            has_room = key.may_have_turns(group.name)
+            may_serve = (is_new and key.is_heavy()) or (waits and has_room and not had_room)
+            if may_serve:
                 self._serve(name)
+                self.keys.setdefault(name, key)  # though nobody else is left
             self.seen["served by a new limit"] += key.taken(group.name) > before
         if key is None:
-            return not is_rated or self.rates[name].free(self.now) > 0
+            return not is_rated or self.rates[name].free(self.now) >= min(
+                weight_of(group), self.rates[name].runs
+            )
         if key.pause:
             return False
         plain, rated = self.ahead(key)
-        if is_rated and (rated or self._places(name) <= 0):
+        weight = weight_of(group)
+        if is_rated and (rated or self._places(name) < min(weight, self.rates[name].runs)):
             return False  # a place may be free, and is about to be theirs
-        aside = sum(waiter.has_slot for waiter in key.queue)
-        has_room = key.limit - len(key.holds) > aside + plain
+        if key.is_heavy() and plain:
+            return False  # nobody passes who waits for several slots
+        has_room = key.fits(weight, key.aside() + key.expected() + plain)
         if has_room and rated:
             self.seen["past who waits for a place"] += 1
-        return has_room and key.has_room(name_of(group))
+        return has_room and key.has_room(name_of(group), weight) and name_of(group) not in key.stuck
 
     def ahead(self, key: Key) -> tuple[int, int]:
         """How many go before a newcomer who needs no place of the rate, and how many others do.
@@ -426,15 +459,22 @@ class NaiveRules(NaiveState):
 
     @staticmethod
     def _may_have(key: Key, waiter: Waiter) -> bool:
-        return not key.is_grouped or key.has_room(name_of(waiter.group))
+        return not key.is_grouped or key.may_have_turns(name_of(waiter.group))
 
     def _may_begin(self, waiter: Waiter) -> bool:
-        """Whether the rate lets it."""
+        """Whether the rate has a place for it; of several it needs, one is enough to have its turn."""
         return not waiter.is_rated or self._places(waiter.name) > 0
+
+    def _has_places(self, waiter: Waiter) -> bool:
+        """Whether the rate has all places that it needs."""
+        if not waiter.is_rated:
+            return True
+        return self._places(waiter.name) >= self.rates[waiter.name].need(waiter)
 
     def _places(self, name: Name) -> float:
         """Places of a rate that are neither taken nor held with a slot."""
         if name not in self.rates:
             return math.inf
-        held = sum(each.has_slot and each.is_rated for each in self.keys[name].queue)
+        queue = self.keys[name].queue
+        held = sum(each.weight for each in queue if each.has_slot and each.is_rated)
         return self.rates[name].free(self.now) - held

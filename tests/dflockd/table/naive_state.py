@@ -67,6 +67,11 @@ class Waiter:
     group: FairGroup | None = None
 
     @property
+    def weight(self) -> int:
+        """How many slots it takes."""
+        return weight_of(self.group)
+
+    @property
     def wants(self) -> bool:
         """Whether it stands in line for a turn."""
         return not self.is_told and not self.has_slot
@@ -89,6 +94,8 @@ class Hold:
     label: bytes = b""
     owner: Owner | None = None
     group: bytes = b""
+    weight: int = 1
+    """How many slots it takes."""
     is_doubted: bool = False
     """Whether it was restored in a recovery and nobody has renewed it since."""
 
@@ -112,8 +119,8 @@ class PlacesOfRate:
 
     runs: int
     window: float
-    pending: list[Hold] = field(default_factory=list)
-    """Who may begin at any time."""
+    pending: dict[Hold, int] = field(default_factory=dict)
+    """Who may begin at any time, and how many places each takes."""
     begun: list[float] = field(default_factory=list)
     closed_until: float = -math.inf
     """Others may have begun until then, of whom nobody knows."""
@@ -128,12 +135,14 @@ class PlacesOfRate:
         if now < self.closed_until + self.window:
             return 0
         counted = [time for time in self.begun if time + self.window > now]
-        return self.runs - len(self.pending) - len(counted)
+        return self.runs - sum(self.pending.values()) - len(counted)
+
+    def need(self, waiter: Waiter) -> int:
+        """How many places have to be free for somebody to have its turn."""
+        return 1 if waiter.reservation else min(waiter.weight, self.runs)
 
     def begin(self, hold: Hold, now: float) -> None:
-        if hold in self.pending:
-            self.pending.remove(hold)
-            self.begun.append(now)
+        self.begun += [now] * self.pending.pop(hold, 0)
 
 
 @dataclass(eq=False)
@@ -153,6 +162,34 @@ class Key:
     plain_turns: dict[bytes, int] = field(default_factory=dict)
     """The same of those who need no place of the rate."""
 
+    stuck: dict[bytes, object] = field(default_factory=dict)
+    """Groups whose turn has come, and the first wanted more than the group may have: how they were."""
+
+    def used(self) -> int:
+        """Slots that somebody has."""
+        return sum(hold.weight for hold in self.holds)
+
+    def aside(self) -> int:
+        """Slots that are kept for those who were told."""
+        return sum(each.weight for each in self.queue if each.is_told and each.has_slot)
+
+    def expected(self) -> int:
+        """Slots that are kept for those who are away."""
+        return sum(each.weight for each in self.queue if not each.is_told and each.has_slot)
+
+    def fits(self, weight: int, aside: int) -> bool:
+        """Whether there is room for so much beside what is taken and so much more; or for all."""
+        return self.used() + aside + min(weight, self.limit) <= self.limit
+
+    def is_heavy(self) -> bool:
+        """Whether somebody in line takes more than one slot."""
+        return any(each.wants and each.weight > 1 for each in self.queue)
+
+    def state_of(self, name: bytes) -> object:
+        """What there is in a group: if it changes, it is not stuck any more."""
+        each = [(id(w), w.peer, w.wants, w.is_rated, w.turn) for w in self.of_group(name)]
+        return self.limits.get(name, 0), self.taken(name), each
+
     @property
     def is_used(self) -> bool:
         return bool(self.holds or self.queue or self.pause)
@@ -162,12 +199,16 @@ class Key:
 
     def taken(self, name: bytes) -> int:
         """Slots that a group has or that are held for its members."""
-        held = sum(hold.group == name for hold in self.holds)
-        return held + sum(waiter.has_slot for waiter in self.of_group(name))
+        held = sum(hold.weight for hold in self.holds if hold.group == name)
+        return held + sum(waiter.weight for waiter in self.of_group(name) if waiter.has_slot)
 
-    def has_room(self, name: bytes) -> bool:
+    def has_room(self, name: bytes, weight: int = 1) -> bool:
         most = self.limits.get(name, 0)
-        return not most or self.taken(name) < most
+        return not most or self.taken(name) + min(weight, most) <= most
+
+    def may_have_turns(self, name: bytes) -> bool:
+        """Whether a group is not left out."""
+        return self.has_room(name) and self.stuck.get(name) != self.state_of(name)
 
     def order(self) -> list[Waiter]:
         """Who waits, in the order of their turns if nothing else happens."""
@@ -182,6 +223,10 @@ class Key:
             found += [line.pop(0) for line in lines if line]
         resting = [waiter for waiter in self.queue if waiter not in found]
         return found + sorted(resting, key=lambda waiter: name_of(waiter.group))
+
+
+def weight_of(group: FairGroup | None) -> int:
+    return group.weight if group else 1
 
 
 def name_of(group: FairGroup | None) -> bytes:

@@ -139,6 +139,14 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         told: bool = True,
     ) -> None:
         peer = self.peers.pop(number)
+        waiters = [*([peer.waiting] if peer.waiting else []), *peer.enqueued]
+        gone = []
+        for waiter in dict.fromkeys(waiters):
+            if self.is_in_line(waiter) and not waiter.is_told:
+                key = self.keys[waiter.name]
+                if waiter.turn is not None or key.is_heavy():
+                    gone.append(waiter)
+                key.queue.remove(waiter)
         for key in list(self.keys.values()):
             for waiter in list(key.queue):
                 if waiter.peer == number and not waiter.is_told:
@@ -148,6 +156,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance(places)
+        for waiter in gone:
+            if waiter.name in self.keys:
+                self._serve(waiter.name)
         last = peer.told
         if last is not None and last.peer and last.is_told and self.is_in_line(last):
             self._be_untold(last)
@@ -201,7 +212,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 continue  # it had ended
             hold = known[record.fence]
             key = self.keys.setdefault(hold.name, Key(record.limit))
-            key.is_grouped |= hold.group != b""
+            key.is_grouped |= hold.group != b"" or hold.weight > 1
             last = max([self._fence(each) or 0 for each in key.holds if each.limit], default=0)
             if record.limit and record.fence > last:
                 key.limit = record.limit
@@ -221,7 +232,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self.rates_since = recovers_until
         for rate in self.rates.values():  # what nobody was told of has not begun
             rate.closed_until = self.rates_since
-            rate.pending = [hold for hold in rate.pending if hold in self.holds()]
+            rate.pending = {h: min(h.weight, rate.runs) for h in rate.pending if h in self.holds()}
 
     def _enter(
         self, peer: int, name: Name, request: Acquire | Enqueue
@@ -270,6 +281,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         if has_room:
             hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "granted", hold, span)
+            if request.group:
+                self._look_behind(name)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         elif request.timeout == 0 and not request.reserve:
@@ -281,8 +294,16 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             waiter = self._joining(peer, name, request, two_phase=False)
             if request.timeout == 0:
                 self.answers.insert(self.first, self._end_wait(waiter))
+                self._look_behind(name)
             else:
                 self._block(waiter, request.timeout)
+                if request.group:
+                    self._look_behind(name)
+
+    def _look_behind(self, name: Name) -> None:
+        """Serve who waits behind somebody of a group that is left out since a newcomer is there."""
+        if name in self.keys and self.keys[name].is_heavy():
+            self._serve(name)
 
     def _joining(
         self, peer: int, name: Name, request: Acquire | Enqueue, *, two_phase: bool
@@ -322,6 +343,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             waiter.hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "acquired", waiter.hold, span)
             self.peers[peer].enqueued.append(waiter)
+            if request.group:
+                self._look_behind(name)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         else:
@@ -330,7 +353,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._queue_up(waiter, peer, False)
             else:
                 self.peers[peer].enqueued.append(waiter)
-                self._reply(peer, "queued")
+                if request.group:
+                    self._look_behind(name)
+                self._reply(peer, "acquired" if waiter.hold else "queued", waiter.hold, span)
 
     def _queue_up(self, waiter: Waiter, peer: int, has_slot: bool) -> None:
         """Have somebody wait by enqueue, who is answered before all others."""
@@ -394,10 +419,10 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._block(waiter, request.timeout)
 
     def _end_wait_and_go_on(self, waiter: Waiter, at: int) -> None:
-        """There may be a slot for who wanted to be told of a turn."""
-        had_turn = waiter.turn is not None
+        """There may be a slot for who wanted to be told of a turn, or behind who wanted several."""
+        goes_on = waiter.turn is not None or self.keys[waiter.name].is_heavy()
         self.answers.insert(at, self._end_wait(waiter))
-        if had_turn and waiter.name in self.keys:
+        if goes_on and waiter.name in self.keys:
             self._serve(waiter.name)
 
     def release(self, peer: int, request: Release) -> None:
@@ -419,7 +444,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         name = (0, request.key)
         hold = self._by_token(name, request.token)
         if hold is not None and name in self.rates and hold in self.rates[name].pending:
-            self.rates[name].pending.remove(hold)
+            del self.rates[name].pending[hold]
             self.seen["a place that is given back"] += 1
         self.release(peer, Release(*name, request.token))  # type: ignore[arg-type]
 

@@ -171,7 +171,7 @@ class NaiveWaiters(NaiveState):
     # Waiters who are told of their turn.
 
     @staticmethod
-    def _aside(key: Key) -> int:
+    def _told(key: Key) -> int:
         return sum(waiter.is_told and waiter.has_slot for waiter in key.queue)
 
     def _tell(self, waiter: Waiter, turn: float) -> None:

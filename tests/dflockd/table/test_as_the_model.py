@@ -28,6 +28,7 @@ def test_positions_are_kept_as_the_model_does(
         machine = come_and_go(seed)
         seen.update(machine.model.seen)
         machine.teardown()
+    seen -= Counter()  # without what has never happened
     assert len(seen) == 32, seen
     assert min(seen.values()) > 2, seen
     # All that is allowed happens.
@@ -60,6 +61,30 @@ def test_rates_turns_groups_and_ages_are_at_one_key_as_in_the_model(seeds: range
         machine.teardown()
     for what in (*OF_RATES, *OF_GROUPS[:2], "told", "older", "listened", "back", "held"):
         assert seen[what] > 0, seen
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 1700), marks=pytest.mark.soak)], ids=len
+)
+@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("rated", [False, True])
+@pytest.mark.timeout(3600)
+def test_weights_count_as_in_the_model(seeds: range, in_groups: bool, rated: bool) -> None:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        machine = come_and_go(
+            seed, in_groups=in_groups, rated=rated, weighed=True, paused=seed % 2 > 0
+        )
+        seen.update(machine.model.seen)
+        machine.teardown()
+    for what in (*OF_WEIGHTS, *(OF_RATES[:2] if rated else ()), "told", "back", "held", "older"):
+        assert seen[what] > 2, seen
+    for what in ("paused", "waits for the end of a pause", "granted at the end of a pause"):
+        assert seen[what] > 2, seen
+    assert seen["waits for more places"] > 2 or not rated, seen
+
+
+OF_WEIGHTS = ("a weight that is granted", "waits for more slots")
 
 
 @pytest.mark.parametrize(

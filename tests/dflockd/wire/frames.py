@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from dflockd.wire import (
+    ALL,
     MAX_AGE,
     MAX_ATTEMPT,
     MAX_LIMIT,
@@ -146,11 +147,19 @@ FRAMES: list[tuple[bytes, Request]] = [
         Acquire(LOCK, b"k", 1, 0, None, label=b" " * MAX_LINE),
     ),
     (
+        b"acquire\nk\ntimeout=0 limit=2 weight=%d\n" % MAX_LIMIT,
+        Acquire(LOCK, b"k", 2, 0, None, group=FairGroup(b"", 0, ALL)),
+    ),
+    (
+        b"acquire\nk\ntimeout=0 limit=9 group=g weight=2\n",
+        Acquire(LOCK, b"k", 9, 0, None, group=FairGroup(b"g", 0, 2)),
+    ),
+    (
         b"acquire\nk\ntimeout=1 away=2 hold=3 limit=4 lease=5 rate=6/7 group=g group-limit=9 "
-        b"owner=run-7 attempt=2 age=8 ticket=0a label=me\n",
+        b"weight=3 owner=run-7 attempt=2 age=8 ticket=0a label=me\n",
         Acquire(
-            *(LOCK, b"k", 4, 1, 5, Rate(6, 7), Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9)),
-            *(b"0a", Reserve(2, 3)),
+            *(LOCK, b"k", 4, 1, 5, Rate(6, 7), Owner(b"run-7", 2, 8), b"me"),
+            *(FairGroup(b"g", 9, 3), b"0a", Reserve(2, 3)),
         ),
     ),
     # enqueue
@@ -163,9 +172,9 @@ FRAMES: list[tuple[bytes, Request]] = [
     ),
     (
         b"enqueue\nk\nturn=1 limit=4 lease=5 rate=6/7 group=g group-limit=9 "
-        b"owner=run-7 attempt=2 age=8 ticket=0a label=me\n",
+        b"weight=3 owner=run-7 attempt=2 age=8 ticket=0a label=me\n",
         Enqueue(
-            *(LOCK, b"k", 4, 5, Rate(6, 7), Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9)),
+            *(LOCK, b"k", 4, 5, Rate(6, 7), Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9, 3)),
             *(b"0a", 1),
         ),
     ),
@@ -185,10 +194,15 @@ FRAMES: list[tuple[bytes, Request]] = [
         Renew(LOCK, b"k", b"abc", None, owner=ME),
     ),
     (
+        b"renew\nk\ntoken=abc weight=2\n",
+        Renew(LOCK, b"k", b"abc", None, group=FairGroup(b"", 0, 2)),
+    ),
+    (
         b"renew\nk\ntoken=abc how=begun lease=5 group=g group-limit=9 "
-        b"owner=run-7 attempt=2 age=8 label=me\n",
+        b"weight=3 owner=run-7 attempt=2 age=8 label=me\n",
         Renew(
-            *(LOCK, b"k", b"abc", 5, How.BEGUN, Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9))
+            *(LOCK, b"k", b"abc", 5, How.BEGUN, Owner(b"run-7", 2, 8), b"me"),
+            *(FairGroup(b"g", 9, 3),),
         ),
     ),
     # The others
@@ -236,7 +250,16 @@ text = st.binary(max_size=300).filter(lambda line: b"\n" not in line and not lin
 fields = st.sampled_from(
     [
         *(b"timeout=10", b"limit=3", b"lease=30", b"rate=10/60000", b"owner=run", b"attempt=1"),
-        *(b"age=7", b"group=g", b"group-limit=2", b"ticket=0a", b"turn=500", b"away=9", b"hold=9"),
+        *(
+            b"age=7",
+            b"group=g",
+            b"group-limit=2",
+            b"weight=2",
+            b"ticket=0a",
+            b"turn=500",
+            b"away=9",
+            b"hold=9",
+        ),
         *(b"token=abc", b"how=begun", b"how=detach", b"version=1", b"secret=a b", b"label=a b"),
         *(b"timeout=", b"limit=0", b"rate=1/", b"how=so", b"colour=red", b"=", b"=1", b"timeout"),
         *(b"for=500", b"by=ann", b"reason=a b", b"for=0", b"by=", b"reason=\xff"),

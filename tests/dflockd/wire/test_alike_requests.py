@@ -26,7 +26,16 @@ FIELDS = [
         b"limit=3",
         b"rate=2/1000",
     ),
-    *(b"group=g", b"group-limit=2", b"owner=run", b"owner=", b"attempt=0", b"attempt=x", b"age=7"),
+    *(
+        b"group=g",
+        b"group-limit=2",
+        b"weight=2",
+        b"owner=run",
+        b"owner=",
+        b"attempt=0",
+        b"attempt=x",
+        b"age=7",
+    ),
     *(
         b"ticket=abc",
         b"away=1",

@@ -86,7 +86,11 @@ bys = labels.map(lambda label: label.replace(b" ", b"-"))
 
 rates = st.none() | st.builds(Rate, st.integers(1, MAX_RATE), st.integers(1, MAX_SECONDS))
 
-groups = st.none() | st.builds(FairGroup, keys, st.integers(0, MAX_LIMIT))
+weights = st.just(1) | st.integers(1, MAX_LIMIT)
+
+shares = st.integers(2, MAX_LIMIT).map(lambda weight: FairGroup(b"", 0, weight))
+
+groups = st.none() | st.builds(FairGroup, keys, st.integers(0, MAX_LIMIT), weights) | shares
 
 reserves = st.none() | st.builds(Reserve, seconds, seconds)
 
@@ -101,12 +105,24 @@ def made(message: Callable[..., Request], *parts: SearchStrategy[Any]) -> Search
     return st.tuples(*parts).map(lambda drawn: message(*drawn))
 
 
+def of_a_slot(
+    message: Callable[..., Request], *parts: SearchStrategy[Any]
+) -> SearchStrategy[Request]:
+    """The same of those who may have a weight: then the limit is more than one."""
+
+    def is_sendable(request: Request) -> bool:
+        assert isinstance(request, Acquire | Enqueue)
+        return request.limit > 1 or request.group is None or request.group.weight == 1
+
+    return made(message, *parts).filter(is_sendable)
+
+
 requests_ = st.one_of(
     made(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases),
     made(Enqueue, st.just(SEMAPHORE), keys, limits, leases),
     made(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
-    made(Acquire, st.just(LOCK), keys, limits, seconds, *whole, reserves),
-    made(Enqueue, st.just(LOCK), keys, limits, *whole, st.none() | seconds),
+    of_a_slot(Acquire, st.just(LOCK), keys, limits, seconds, *whole, reserves),
+    of_a_slot(Enqueue, st.just(LOCK), keys, limits, *whole, st.none() | seconds),
     made(Wait, spaces, keys, seconds),
     made(Wait, st.just(LOCK), keys, seconds, reserves, st.just(0) | ages),
     made(Release, spaces, keys, tokens),

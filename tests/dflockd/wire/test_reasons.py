@@ -33,6 +33,7 @@ from tests.dflockd.wire.frames import read
         (b"wait\nk\ntimeout=0 label=x\n", "an empty label, or one that does not belong here"),
         (b"acquire\nk\ntimeout=0 age=7\n", "the attempt of nobody, or the age"),
         (b"acquire\nk\ntimeout=0 group-limit=7\n", "the limit of no group"),
+        (b"acquire\nk\ntimeout=0 weight=7\n", "a weight without a limit"),
         (b"enqueue\nk\ngroup=\xff\n", "group is not UTF-8"),
         (b"enqueue\nk\nowner=\xff\n", "a name is 1 to 64 printable ASCII characters"),
         (b"enqueue\nk\nticket=-\n", "a ticket is 1 to 64 letters and digits"),

@@ -75,7 +75,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (OwnerConflict(b"waiting", 2147483647), b"error_owner waiting 2147483647\n"),
     (Superseded(1, b"task 7"), b"error_superseded 1 task 7\n"),
     (Superseded(2**64 - 1, b""), b"error_superseded 18446744073709551615 _\n"),
-    (Welcome(b"0.1.0", FEATURES), b"hello ok 0.1.0 ages,groups,pauses,rates,slots,turns\n"),
+    (Welcome(b"0.1.0", FEATURES), b"hello ok 0.1.0 ages,groups,pauses,rates,slots,turns,weights\n"),
     (Welcome(b"9", frozenset({b"slots"})), b"hello ok 9 slots\n"),
     (Unwelcome(Status.AUTH), b"hello error_auth\n"),
     (Unwelcome(Status.ERROR), b"hello error\n"),
@@ -174,7 +174,10 @@ def test_parsers_take_only_what_fits(parse: Callable[[bytes], Reply], taken: set
 
 
 def test_hello_is_answered_in_words_of_its_own() -> None:
-    for line in (b"hello ok 0.1.0 ages,groups,pauses,rates,slots,turns", b"hello ok 9 slots"):
+    for line in (
+        b"hello ok 0.1.0 ages,groups,pauses,rates,slots,turns,weights",
+        b"hello ok 9 slots",
+    ):
         assert encode_reply(parse_hello(line)) == line + b"\n"
     assert parse_hello(b"hello ok 9 slots,more") == Welcome(b"9", frozenset({b"slots", b"more"}))
     for status in ERRORS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflockd.wire import (
+    ALL,
     MAX_AGE,
     MAX_ATTEMPT,
     MAX_LIMIT,
@@ -106,6 +107,7 @@ WRONG_FIELDS = [
     *(b"acquire timeout=1 away=1", b"acquire timeout=1 hold=1", b"wait timeout=1 hold=1"),
     *(b"acquire timeout=1 attempt=0", b"acquire timeout=1 age=1", b"renew token=abc attempt=1"),
     *(b"acquire timeout=1 group-limit=1", b"renew token=abc group-limit=1", b"renew label=me"),
+    *(b"acquire timeout=1 weight=2", b"acquire timeout=1 limit=1 weight=1", b"enqueue weight=2"),
     *(b"hello ", b"hello secret=s", b"hello colour=red"),
     # Twice.
     *(
@@ -177,6 +179,9 @@ WRONG_FIELDS = [
         b"enqueue group=a\0",
         b"enqueue group=" + LONG,
         b"enqueue group=g group-limit=0",
+        b"enqueue limit=2 weight=0",
+        b"enqueue limit=2 weight=%d" % (MAX_LIMIT + 1),
+        b"wait timeout=1 weight=2",
     ),
     *(b"enqueue group=g group-limit=%d" % (MAX_LIMIT + 1), "enqueue group=a\u3000b".encode()),
     *(
@@ -435,7 +440,7 @@ def test_all_fields_at_their_longest_are_within_the_bound() -> None:
     owner = Owner(b"o" * MAX_OWNER, MAX_ATTEMPT, MAX_AGE)
     request = Acquire(
         *(LOCK, b"k" * MAX_LINE, MAX_LIMIT, MAX_SECONDS, MAX_SECONDS, Rate(MAX_RATE, MAX_SECONDS)),
-        *(owner, b"l" * MAX_LINE, FairGroup(b"g" * MAX_LINE, MAX_LIMIT), b"t" * MAX_TICKET),
+        *(owner, b"l" * MAX_LINE, FairGroup(b"g" * MAX_LINE, MAX_LIMIT, ALL), b"t" * MAX_TICKET),
         Reserve(MAX_SECONDS, MAX_SECONDS),
     )
     assert read(encode_request(request)) == ([request], False)

@@ -334,7 +334,7 @@ function fill(row, lock, now) {
   row.meter.hidden = !holder;
   const many = lock.limit !== 1;
   row.chip.hidden = !many && !lock.rate && !lock.paused;
-  const slots = lock.limit ? `${lock.holders} of ${lock.limit}` : String(lock.holders);
+  const slots = lock.limit ? `${lock.used ?? lock.holders} of ${lock.limit}` : String(lock.holders);
   say(row.chip, [lock.paused ? "paused" : "", many ? slots : "", placesOf(lock.rate)].filter(Boolean).join(", "));
   say(row.waiting, number(lock.waiters));
   row.waiting.toggleAttribute("data-none", !lock.waiters);
