@@ -63,7 +63,7 @@ def in_words(row: Found) -> str:
         queue += f"; {describe_pause(row['paused'])}"
     if holder is None:
         return f"{key} is not held; {queue}"
-    slots = f", {row['holders']} of {row['limit']} slots taken" if row["limit"] != 1 else ""
+    slots = f", {_taken(row)} of {row['limit']} slots taken" if row["limit"] != 1 else ""
     if row["limit"] == MAX_LIMIT:
         slots = f", {row['holders']} hold it"
     group, newer = holder["group"], holder.get("superseded_by")
@@ -84,6 +84,8 @@ def _waits(row: Found) -> str:
     ]
     if waiter["group"]:
         said.append(f"in group {printable(waiter['group'])}")
+    if "weight" in waiter:
+        said.append(f"it needs {waiter['weight']} of {row['limit']} slots")
     if waiter["away"]:
         said.append("it is requeued and keeps its position")
     if waiter["told"]:
@@ -91,7 +93,7 @@ def _waits(row: Found) -> str:
     rate = row["rate"]
     if holder is None:
         said.append("nobody holds it yet")
-    elif row["holders"] >= row["limit"] or not keeps_waiting(rate):
+    elif _is_full(row) or not keeps_waiting(rate):
         others = f" and {row['holders'] - 1} more" if row["holders"] > 1 else ""
         said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
     if row.get("paused"):
@@ -103,6 +105,20 @@ def _waits(row: Found) -> str:
     return "; ".join(said)
 
 
+def _taken(row: Found) -> int:
+    """Return how many slots are taken; a holder with a weight takes several."""
+    taken: int = row.get("used", row["holders"])
+    return taken
+
+
+def _is_full(row: Found) -> bool:
+    """Whether fewer slots are free than the waiter of a row needs."""
+    limit: int = row["limit"]
+    weight = row["waiter"].get("weight", 1)
+    needed = limit if weight == "all" else min(weight, limit)
+    return _taken(row) + needed > limit
+
+
 def _rate_forecast(row: Found, next_s: float | None, own_s: float | None) -> Iterator[str]:
     """Yield when a rate lets the next begin, and this one; by the pace as well if no slot is free."""
     if next_s is None:
@@ -110,8 +126,7 @@ def _rate_forecast(row: Found, next_s: float | None, own_s: float | None) -> Ite
         return
     yield f"the rate lets the next begin in {duration(next_s)}"
     if own_s is not None:
-        is_full = row["holders"] >= row["limit"]
-        by_pace = row["pace_s"] * row["position"] if is_full and row["pace_s"] else 0.0
+        by_pace = row["pace_s"] * row["position"] if _is_full(row) and row["pace_s"] else 0.0
         yield f"about {duration(max(own_s, by_pace))}"
 
 

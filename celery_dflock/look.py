@@ -23,12 +23,14 @@ class Look(NamedTuple):
         limit: how many may; ``None`` without a bound.
         rate: how many of its runs may begin, and when the next may; ``None`` at any time.
         paused: who has paused it, why, and for how long; ``None`` if nobody has.
+        used: how many slots the holders take; ``None`` for one each.
     """
 
     holders: Sequence[Mapping[str, Any]] = ()
     limit: int | None = None
     rate: Mapping[str, Any] | None = None
     paused: Mapping[str, Any] | None = None
+    used: int | None = None
 
     @classmethod
     def at(cls, lock: DistributedLock) -> Look:
@@ -41,7 +43,8 @@ class Look(NamedTuple):
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Look:
         """Return what a report of `inspect` says."""
-        return cls(report["holders"], report.get("limit"), report.get("rate"), report.get("paused"))
+        said = (report.get(name) for name in ("limit", "rate", "paused", "used"))
+        return cls(report["holders"], *said)
 
     @property
     def holder(self) -> str | None:
@@ -82,7 +85,8 @@ class Look(NamedTuple):
     @property
     def _waits_for_no_holder(self) -> bool:
         """Whether there is a slot, and something else in the way."""
-        is_full = self.limit is not None and len(self.holders) >= self.limit
+        used = len(self.holders) if self.used is None else self.used
+        is_full = self.limit is not None and used >= self.limit
         return not is_full and bool(self.paused or keeps_waiting(self.rate))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_dflock import finding
-from dflockd.sync_client import DistributedLock
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import Waiter
 from tests.celery_dflock.test_cli import Run, run, semaphore, server  # noqa: F401 - fixtures
@@ -186,6 +186,37 @@ def test_words_of_rates_groups_and_the_newest() -> None:
         "its lease ends in 20 s; nobody waits"
     )
     assert "for 40 s, 3 hold it; its" in finding.in_words(row_of(waiter=None, **unlimited))
+
+
+def test_weights_in_words() -> None:
+    rate = {"runs": 10, "window_s": 60, "free": 0, "next_s": 4.0}
+    row = row_of(limit=8, used=6, rate=rate, rate_wait_s=12.0)
+    held = "; held by t[2] on h2 for 40 s; the rate lets the next begin in 4 s; about "
+    waiter = row["waiter"]
+    # Two slots are free: enough for one that takes two, and too few for three, or for all.
+    assert "held by" not in finding.in_words({**row, "waiter": {**waiter, "weight": 2}})
+    said = finding.in_words({**row, "waiter": {**waiter, "weight": 3}})
+    assert said.endswith(f"it needs 3 of 8 slots{held}30 s")
+    said = finding.in_words({**row, "waiter": {**waiter, "weight": "all"}})
+    assert said.endswith(f"it needs all of 8 slots{held}30 s")
+    # A weight above what the limit has become takes all, and an empty key has that.
+    free = {**row, "used": 0, "holders": 0, "holder": None, "waiter": {**waiter, "weight": 9}}
+    assert finding.in_words(free).endswith("about 12 s")
+    assert ", 6 of 8 slots taken; its lease" in finding.in_words({**row, "waiter": None})
+
+
+def test_who_waits_for_several_slots(run: Run, server: LockServer) -> None:  # noqa: F811
+    def share(name: str, weight: int) -> DistributedSemaphore:
+        label = f"shop.train[{name}] w1 pid 1"
+        return DistributedSemaphore(
+            "gpu", 8, 60, servers=[server.address], weight=weight, label=label
+        )
+
+    with share("11-aaaa", 6), Waiter(share("22-aaaa", 3)):
+        assert ", 6 of 8 slots taken; " in run("find", "11-aaaa").stdout
+        assert "; it needs 3 of 8 slots; held by shop.train[11-aaaa] " in run(
+            "find", "22-aaaa"
+        ).stdout.replace("\n", " ")
 
 
 def test_who_waits_for_itself_is_a_circle_but_its_retry_is_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from celery import Celery
 
 from celery_dflock import LockedTask, LockNotAcquiredError, current_lock, dflock
 from celery_dflock.look import Look
+from dflockd.sync_client import DistributedSemaphore
+from examples.demo.stage import LockServer
 from tests.celery_dflock.test_signals import app, locked, on_waiting
 
 __all__ = ["app", "on_waiting"]
@@ -71,6 +74,14 @@ PAUSED = {"by": "ann@w1", "reason": "the vendor is down", "paused_s": 12.3, "lef
             "held by a, for 3 s, rate: next in 4 s",
             "waited 5 s, rate: next in 4 s, still held",
         ),
+        # A holder that takes all slots, and one that takes some.
+        (
+            Look([holder("a")], 8, rate(0), None, 8),
+            "a, for 3 s",
+            "held by a, for 3 s, rate: next in 4 s",
+            "waited 5 s, rate: next in 4 s, still held",
+        ),
+        (Look([holder("a")], 8, rate(0), None, 7), None, "rate: next in 4 s", "waited 5 s, {}"),
         # The holder, for there are places.
         (
             Look([holder("a")], 1, rate(2)),
@@ -96,6 +107,14 @@ def test_how_many_of_the_group_there_are() -> None:
     look = Look([holder("a", "blue"), holder("b", "red"), holder("c", "blue")], 3)
     assert look.reason("blue") == "held by a, for 3 s and 2 others, its group blue has 2"
     assert look.reason("green").endswith(", its group green has 0")
+
+
+def test_who_takes_the_whole_limit_is_in_the_way(lock_server: LockServer, key: str) -> None:
+    lock = DistributedSemaphore(key, 8, weight="all", servers=[lock_server.address], rate="1/h")
+    with lock:
+        look = Look.at(lock)
+    assert look.used == 8
+    assert re.fullmatch(r"held by .+, for 0 s, rate: next when one begins", look.reason(None))
 
 
 def test_an_older_server_says_less() -> None:

@@ -230,6 +230,7 @@ def _of_found(server: str, found: Sequence[Mapping[str, Any]], others: Sequence[
             each["waiters"],
             holder["label"] if holder else "",
             holder["held_s"] if holder else 0.0,
+            used=each.get("used", 0),
             oldest_s=each["waiter"]["waited_s"] if each["waiter"] else 0.0,
             semaphore=each["space"] == "semaphore",
         )

@@ -95,6 +95,21 @@ def test_a_lease_drains_and_is_filled_by_a_renewal(
         terminal.wait(lambda lines: bars(lines, "draining") >= full or None, "full bar")
 
 
+def test_weights_count(server: LockServer) -> None:
+    with (
+        DistributedSemaphore("gpu", 8, 5, servers=[server.address], weight=3, label="three"),
+        Terminal(top("--server", server.address), width=80) as terminal,
+    ):
+        terminal.wait_line("gpu", "3 of 8: three")
+        with DistributedSemaphore("gpu", 8, 5, servers=[server.address], weight=2):
+            terminal.wait_line("gpu", "5 of 8: three")
+            terminal.type("/gpu\r")  # found, not listed
+            terminal.wait_line("with 'gpu'")
+            terminal.wait_line("gpu", "5 of 8: three")
+        terminal.type("q")
+        assert terminal.wait_end() == 0
+
+
 def bars(lines: list[str], key: str) -> int:
     return next((line.count("━") for line in lines if line.startswith(key)), 100)
 

@@ -180,6 +180,19 @@ def test_semaphores_and_keys_that_nobody_holds_yet() -> None:
     assert "somebody" in drawn[3]
 
 
+def test_how_much_of_a_limit_is_used() -> None:
+    drawn = lines(
+        report(
+            row("all", limit=100, used=100, waiters=2),
+            row("gpu", limit=8, holders=2, used=5),
+            row("one each", limit=8, holders=2),
+        )
+    )
+    assert "100 of 100: me" in drawn[2]
+    assert "5 of 8: me" in drawn[3]
+    assert "2 of 8: me" in drawn[4]
+
+
 def test_what_is_wrong_comes_first() -> None:
     shards = ShardCounts({"one:1": 4000, "two:1": 4190}, unserved=2, error="no list")
     reports = [report(row("key")), report(server="two:1", error="two:1 is away")]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflockd.shards import get_shard_id
+from dflockd.wire import MAX_LIMIT
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.dflockd.cluster.stage import ClusterStage, free_port
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, named
@@ -153,6 +154,24 @@ def test_an_operator_pauses_a_key_and_resumes_it(closed_site: Site, open_page: O
     page.get_by_role("button", name="Resume").click()
     expect(row.locator(".who b")).to_have_text("next")
     assert following.line().startswith("ok ")
+
+
+def test_weights_and_what_is_used(site: Site, open_page: OpenPage) -> None:
+    three = named(site, "three", limit=8, weight=3)
+    three.lock("page:gpu")
+    named(site, "two", limit=8, weight=2).lock("page:gpu")
+    named(site, "all", limit=8, weight=MAX_LIMIT).request("l", "page:gpu", "60")
+    page = open_page(site)
+    row = row_of(page, "page:gpu")
+    expect(row.locator(".chip")).to_have_text("5 of 8")
+    expect(row.locator(".waiting")).to_have_text("1")
+    row.locator(".toggle").click()
+    holders = page.locator("tr.detail ul li")
+    expect(holders.nth(0)).to_contain_text("weight 3")
+    expect(holders.nth(1)).to_contain_text("weight 2")
+    expect(page.locator("tr.detail ol li")).to_contain_text("weight all")
+    three.close()
+    expect(row.locator(".chip")).to_have_text("2 of 8")
 
 
 def test_on_a_server_without_a_token_there_is_no_button(site: Site, open_page: OpenPage) -> None:
