@@ -92,7 +92,7 @@ def is_like(one: Task, other: Task) -> bool:
 @settings(max_examples=120, deadline=None)
 @given(
     slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
-    limits=st.lists(st.sampled_from([1, 1, 2, 100]), min_size=1, max_size=2),
+    limits=st.lists(st.sampled_from([1, 1, 2, 100]), min_size=1, max_size=3),
     wanted=calls,
     sizes=resizes,
 )
@@ -192,6 +192,16 @@ def test_a_group_with_one_task_does_not_wait_for_all_of_another() -> None:
         tasks = send(there, [*ordinary(2, 0.5), *big, *small])
         assert there.clock.run(lambda: len(there.done) == len(tasks), 10.0)
         assert there.ran == [tasks[2], tasks[-1], *tasks[3:-1]]
+
+
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_what_comes_for_a_wait_that_was_given_up_meanwhile_is_not_used(held: int) -> None:
+    """One of its locks comes as the worker gives back the others, and hears of it later."""
+    for hundredth in range(250, 350, 5):
+        with world([1, 1], [1, 1, 1], inbox=0.2) as there:
+            holder = Call("slot", 1, held, 0.0, hundredth / 100)
+            wanting = Call("consumer", 0, 0, 0.1, 0.05, needs_all=True)
+            assert_all_end(there, send(there, [*ordinary(1, 6.0), holder, wanting]), 30)
 
 
 def test_thousands_say_little() -> None:
