@@ -264,8 +264,12 @@ class ConsumerWait:
             self._give_back([lock])
             return
         waiter.has_next()
-        self._join(waiter)
-        self._find_next()
+        if self._lacks_process:
+            # Else all that wait for it here would have it in turn, each until the next look.
+            self._wait_for_turn(waiter)
+        else:
+            self._join(waiter)
+            self._find_next()
 
     def _give_back(self, locks: Sequence[DistributedLock]) -> None:
         """Release what is held for a run that does not begin; on a thread for that.
@@ -283,6 +287,11 @@ class ConsumerWait:
             return
         self._give_back(waiter.let_go())
         self._releases.run(partial(self._inbox.post, job))
+
+    def _wait_for_turn(self, waiter: Waiter) -> None:
+        """Have it hold nothing, and wait for the turn of its first key."""
+        logger.info("%r gives back what it holds: no process is free", waiter.request)
+        self._without_holds(waiter, partial(self._begin_again, waiter))
 
     def _begin_again(self, waiter: Waiter) -> None:
         """Have it queue anew."""
@@ -374,9 +383,8 @@ class ConsumerWait:
         elif waiter.request.revoked():
             self._drop(waiter)
         elif waiter.held and self._lacks_process:
-            logger.info("%r gives back what it holds: no process is free", waiter.request)
             waiter.pending.leave()
-            self._without_holds(waiter, partial(self._begin_again, waiter))
+            self._wait_for_turn(waiter)
         elif waiter.is_to_be_sent:
             waiter.is_to_be_sent = False
             self._errands.run(partial(self._send_again, waiter))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from celery_dflock.worker.consumer_wait import IDLE_HOLDS, LOOK_AROUND
 from celery_dflock.worker.slots import Slots
 from dflockd.table import Waiter
 from dflockd.table.line import Line
@@ -202,6 +203,16 @@ def test_what_comes_for_a_wait_that_was_given_up_meanwhile_is_not_used(held: int
             holder = Call("slot", 1, held, 0.0, hundredth / 100)
             wanting = Call("consumer", 0, 0, 0.1, 0.05, needs_all=True)
             assert_all_end(there, send(there, [*ordinary(1, 6.0), holder, wanting]), 30)
+
+
+@pytest.mark.parametrize("are_celerys", [True, False])
+def test_those_without_a_process_do_not_hold_a_key_one_after_the_other(are_celerys: bool) -> None:
+    """The task in the only process waits for it behind them all."""
+    with world([1], [1, 1], are_celerys=are_celerys) as there:
+        slot = Call("slot", 0, 0, 0.1, 0.05)
+        tasks = send(there, [*ordinary(1, 1.0), slot, *consumers(30, 0.3, needs_all=True)])
+        assert there.clock.run(lambda: tasks[1] in there.done, 1.0 + IDLE_HOLDS + 2 * LOOK_AROUND)
+        assert_all_end(there, tasks, 60)
 
 
 def test_thousands_say_little() -> None:
