@@ -16,8 +16,12 @@ _repr.maxstring = _repr.maxother = 60
 
 def refused(name: str, value: object, wanted: str) -> InvalidArgumentError:
     """Return the error for an argument with a bad value."""
-    shown = " ".join(_repr.repr(value).split())
-    return InvalidArgumentError(f"{name} is {shown}: give {wanted}")
+    return InvalidArgumentError(f"{name} is {shown(value)}: give {wanted}")
+
+
+def shown(value: object) -> str:
+    """Return a value as an error names it: in one short line, whatever it is."""
+    return " ".join(_repr.repr(value).split())
 
 
 def check_app(app: object) -> None:

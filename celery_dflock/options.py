@@ -13,7 +13,7 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import signatures
-from celery_dflock.checks import is_number, is_whole
+from celery_dflock.checks import is_number, is_whole, shown
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
@@ -333,7 +333,7 @@ class LockOptions:
         """
         made = self._make(source, task, args, kwargs, "lock_group")
         if len(made) != 1:
-            raise LockKeyError(task.name, f"lock_group returned {made!r}, not a text")
+            raise LockKeyError(task.name, f"lock_group returned {shown(made)}, not a text")
         return finish(made[0])
 
     def _make(
@@ -348,7 +348,7 @@ class LockOptions:
             arguments = self.parameters.bind(args, kwargs)
             try:
                 return [source.render(arguments)]
-            except (LookupError, AttributeError, ValueError, TypeError) as exc:
+            except Exception as exc:  # an argument may have a format of its own
                 why = f"{option} does not fit the arguments: {exc!r}"
                 raise LockKeyError(task.name, why) from exc
         made = source(task, args, kwargs)
@@ -359,7 +359,7 @@ class LockOptions:
             or not all(isinstance(key, str) and key for key in several)
         ):
             raise LockKeyError(
-                task.name, f"{option} returned {made!r}, not a text or a list of texts"
+                task.name, f"{option} returned {shown(made)}, not a text or a list of texts"
             )
         return [encode(key) for key in several]
 
@@ -400,8 +400,7 @@ class _Values:
 
 
 def _bad(task: type[Task], option: str, value: object, wanted: str) -> ImproperlyConfigured:
-    shown = " ".join(repr(value).split())  # one line, whatever the arguments of a call have made
-    return ImproperlyConfigured(f"task {task.name}: {option} is {shown}: give {wanted}")
+    return ImproperlyConfigured(f"task {task.name}: {option} is {shown(value)}: give {wanted}")
 
 
 def _conflict(

@@ -229,33 +229,47 @@ class ConsumerWait:
 
     def _join(self, waiter: Waiter) -> None:
         """Have it wait for its lock, the first or the next one."""
-        post, is_last = self._inbox.post, waiter.is_last
-        heard = partial(self._hear_turn, waiter)
+        post, lock, is_last = self._inbox.post, waiter.lock, waiter.is_last
+        heard = partial(self._hear_turn, waiter, lock)
         if not is_last:
-            heard = partial(post, partial(self._granted, waiter, waiter.lock))
+            heard = partial(post, partial(self._granted, waiter, lock))
             self._releases.run(bool)  # its thread is there before a signal handler needs it
         with self._mutex:  # it may be told before its pending acquire is known
             waiter.pending = self._pending.join(
-                waiter.lock,
+                lock,
                 waiter.left,
                 ticket=waiter.ticket,
                 reservation=waiter.reservation,
                 takes=not is_last,
-                queued=partial(self._errands.run, partial(self._announce, waiter, waiter.lock)),
+                queued=partial(self._errands.run, partial(self._announce, waiter, lock)),
                 told=heard,
-                ended=lambda error: post(partial(self._ended, waiter, error)),
+                ended=lambda error: post(partial(self._ended, waiter, lock, error)),
             )
             self._waiters[waiter] = None
             self._runs[waiter.run] = waiter
 
+    def _waits_for(self, waiter: Waiter, lock: DistributedLock) -> bool:
+        """Whether what has come of waiting for a lock is still of use.
+
+        Another thread has said it, and it may be about a wait that was given up since.
+        """
+        if waiter.is_over or waiter.handed is not None or waiter.lock is not lock:
+            return False
+        with self._mutex:
+            return not waiter.pending.left
+
     def _granted(self, waiter: Waiter, lock: DistributedLock) -> None:
         """One of its locks is held, and not the last one."""
-        if waiter.is_over or waiter.handed is not None:
+        if not self._waits_for(waiter, lock):
             self._give_back([lock])
             return
         waiter.has_next()
-        self._join(waiter)
-        self._find_next()
+        if self._lacks_process:
+            # Else all that wait for it here would have it in turn, each until the next look.
+            self._wait_for_turn(waiter)
+        else:
+            self._join(waiter)
+            self._find_next()
 
     def _give_back(self, locks: Sequence[DistributedLock]) -> None:
         """Release what is held for a run that does not begin; on a thread for that.
@@ -273,6 +287,11 @@ class ConsumerWait:
             return
         self._give_back(waiter.let_go())
         self._releases.run(partial(self._inbox.post, job))
+
+    def _wait_for_turn(self, waiter: Waiter) -> None:
+        """Have it hold nothing, and wait for the turn of its first key."""
+        logger.info("%r gives back what it holds: no process is free", waiter.request)
+        self._without_holds(waiter, partial(self._begin_again, waiter))
 
     def _begin_again(self, waiter: Waiter) -> None:
         """Have it queue anew."""
@@ -299,9 +318,11 @@ class ConsumerWait:
         )
         tell_waiting(task, request, lock.key, lock.group, cache(partial(Look.at, lock)))
 
-    def _ended(self, waiter: Waiter, error: errors.RemoteError | None) -> None:
+    def _ended(
+        self, waiter: Waiter, lock: DistributedLock, error: errors.RemoteError | None
+    ) -> None:
         """Its wait is over without a turn."""
-        if waiter.is_over or waiter.handed is not None:
+        if not self._waits_for(waiter, lock):
             return
         if error is None and waiter.is_cut:
             send = partial(self._errands.run, partial(self._send_again, waiter))
@@ -362,9 +383,8 @@ class ConsumerWait:
         elif waiter.request.revoked():
             self._drop(waiter)
         elif waiter.held and self._lacks_process:
-            logger.info("%r gives back what it holds: no process is free", waiter.request)
             waiter.pending.leave()
-            self._without_holds(waiter, partial(self._begin_again, waiter))
+            self._wait_for_turn(waiter)
         elif waiter.is_to_be_sent:
             waiter.is_to_be_sent = False
             self._errands.run(partial(self._send_again, waiter))
@@ -402,7 +422,7 @@ class ConsumerWait:
             self._change(ASKED)
             self._slots.release()
 
-    def _hear_turn(self, waiter: Waiter) -> None:
+    def _hear_turn(self, waiter: Waiter, lock: DistributedLock) -> None:
         """Its turn has come; on the client's thread, for the worker's own may be in a task (solo)."""
         free = self._slots.value
         if self._next != HELD and free <= 0:
@@ -412,16 +432,15 @@ class ConsumerWait:
             # Another process is free, and the server should know that at once: a task can be over
             # before this one is in the pool, and somebody at another worker would go first.
             self._pending.ask()
-        self._inbox.post(partial(self._told, waiter))
+        self._inbox.post(partial(self._told, waiter, lock))
 
-    def _told(self, waiter: Waiter) -> None:
+    def _told(self, waiter: Waiter, lock: DistributedLock) -> None:
         """Its turn has come: have it go to a process, or let others go first."""
         has_process = self._next == HELD
         if not has_process and self._slots.value > 0:
             has_process = True
             self._slots.acquire(bool)  # at once
-        with self._mutex:
-            is_wanted = not waiter.is_over and waiter.handed is None
+        is_wanted = self._waits_for(waiter, lock)
         ticket = waiter.pending.hand_over() if has_process and is_wanted else None
         self._change(IDLE)
         try:

@@ -107,6 +107,42 @@ def test_a_template_that_does_not_fit_the_call_names_its_option() -> None:
         bind(lock_rate="{seats.number}/m").apply((1,), throw=True)
 
 
+class Odd:
+    """An argument that raises where somebody looks at it."""
+
+    def __format__(self, _: str) -> str:
+        raise RuntimeError("no format")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_argument_that_raises_in_a_template_names_the_option() -> None:
+    with pytest.raises(LockKeyError, match="lock_limit does not fit the arguments: Runtime"):
+        bind(lock_limit="{seats}").apply((1,), {"seats": Odd()}, throw=True)
+
+
+LONG_TEXT = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("lock_limit", LONG_TEXT),
+        ("lock_rate", LONG_TEXT),
+        ("lock_group", [LONG_TEXT, LONG_TEXT]),
+        ("lock_group", {LONG_TEXT}),
+        ("lock_limit", Odd()),
+        ("lock_group", Odd()),
+    ],
+    ids=["limit", "rate", "groups", "set", "odd limit", "odd group"],
+)
+def test_the_line_is_short_whatever_the_value_is(option: str, value: object) -> None:
+    with pytest.raises((ImproperlyConfigured, LockKeyError), match=option) as refused:
+        bind(**{option: lambda *_: value}).apply((1,), throw=True)
+    assert len(str(refused.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

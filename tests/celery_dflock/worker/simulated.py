@@ -18,6 +18,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from celery_dflock.run import TURN_TIMEOUT
 from celery_dflock.worker import consumer_wait
 from celery_dflock.worker.consumer_wait import ConsumerWait
+from celery_dflock.worker.inbox import Inbox
 from dflockd.wire import Acquire, Granted, How, Owner, Release, Renew, Renewed, Reserve, TimedOut
 from tests.celery_dflock.worker.simulated_locks import (
     LOCK,
@@ -50,8 +51,15 @@ class Call(NamedTuple):
     age: int = 0
     dies: bool = False
     """Its process ends before it asks for the lock."""
-    needs_both: bool = False
-    """Whether it needs both keys, where there are two."""
+    needs_all: bool = False
+    """Whether it needs all keys."""
+
+
+class Lent(NamedTuple):
+    """What a process is told of which the worker holds some locks already."""
+
+    ticket: str
+    tokens: tuple[tuple[str, str], ...]
 
 
 class Pool:
@@ -106,11 +114,12 @@ class Task:
         self.wanted = Wanted(b"key-%d" % key, limit, group, world.rates[key], owner)
         self.others: list[Wanted] = []
         """What it needs beside that, and takes after it."""
-        if call.needs_both and len(world.limits) == 2 and not call.age:
-            both = [
-                Wanted(b"key-%d" % n, world.limits[n], group, world.rates[n], None) for n in (0, 1)
+        if call.needs_all and not call.age:
+            every = [
+                Wanted(b"key-%d" % n, each, group, world.rates[n], None)
+                for n, each in enumerate(world.limits)
             ]
-            self.wanted, *self.others = sorted(both, key=lambda each: (each.limit, each.key))
+            self.wanted, *self.others = sorted(every, key=lambda each: (each.limit, each.key))
         self.held: list[tuple[Wanted, bytes, Connection]] = []
         self.request_dict: dict[str, Any] = {}
         self.content_type = "application/json"
@@ -142,7 +151,7 @@ class Task:
             self.world.clock.after(START, self.end)
         elif self.call.kind == "ordinary":
             self.world.clock.after(self.call.seconds, self.end)
-        elif isinstance(came, tuple):
+        elif isinstance(came, Lent):
             self.world.clock.after(START, self.adopt, *came)
         elif came is not None and not isinstance(came, str):
             self.is_superseded = True
@@ -252,7 +261,6 @@ class Worker:
         self.wait = ConsumerWait(self.consumer)
         self.waits = Waits(world.server, f"worker-{number}")
         self.wait._pending = self.waits  # type: ignore[assignment]
-        self.wait._inbox.post = lambda job: world.clock.after(WIRE / 2, job)  # type: ignore
         self.wait._releases.run = lambda job: world.clock.after(3 * WIRE, job)  # type: ignore
         self.wait._warn = lambda: None  # type: ignore[method-assign]
         self.wait.start()
@@ -293,11 +301,18 @@ class World:
         limits: of each key.
         rates: of each key, in runs for each second; ``None`` is none.
         are_celerys: whether tasks wait for their slots in a semaphore of Celery.
+        inbox: seconds until a worker does what its other threads have for it.
     """
 
     def __init__(
-        self, slots: list[int], limits: list[int], rates: list[int | None], are_celerys: bool
+        self,
+        slots: list[int],
+        limits: list[int],
+        rates: list[int | None],
+        are_celerys: bool,
+        inbox: float,
     ) -> None:
+        self.inbox = inbox
         self.server = Server(self.clock)
         self.limits, self.rates = limits, (rates * len(limits))[: len(limits)]
         self.ran: list[Task] = []
@@ -360,7 +375,7 @@ class SimulatedWaiter(consumer_wait.Waiter):
         return [Lock(each) for each in (task.wanted, *task.others)] if task.others else [task]
 
     def hand_off(self, ticket: Any, lent: Any) -> Any:
-        return (ticket, lent) if lent else ticket
+        return Lent(ticket, lent) if lent else ticket
 
     def verdict(self, error: Any) -> Any:
         return error
@@ -372,6 +387,7 @@ def world(
     limits: list[int],
     rates: list[int | None] | None = None,
     are_celerys: bool = True,
+    inbox: float = WIRE / 2,
 ) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumer_wait, "Waiter", SimulatedWaiter)
@@ -381,11 +397,12 @@ def world(
             has_room=True, attach=lambda: None, raise_for=lambda _: None, lower_for=lambda _: None
         )
         patch.setattr(consumer_wait, "Prefetch", lambda _: quiet)
+        patch.setattr(Inbox, "post", lambda _, job: there.clock.after(there.inbox, job))
         state.reset_state()
         there = World.__new__(World)
         there.clock = Clock()
         patch.setattr(consumer_wait, "time", clock)
-        there.__init__(slots, limits, rates or [None], are_celerys)  # type: ignore[misc]
+        there.__init__(slots, limits, rates or [None], are_celerys, inbox)  # type: ignore[misc]
         tell = Pending.tell
 
         def told(pending: Pending) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from celery_dflock.worker.consumer_wait import IDLE_HOLDS, LOOK_AROUND
 from celery_dflock.worker.slots import Slots
 from dflockd.table import Waiter
 from dflockd.table.line import Line
@@ -92,7 +93,7 @@ def is_like(one: Task, other: Task) -> bool:
 @settings(max_examples=120, deadline=None)
 @given(
     slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
-    limits=st.lists(st.sampled_from([1, 1, 2, 100]), min_size=1, max_size=2),
+    limits=st.lists(st.sampled_from([1, 1, 2, 100]), min_size=1, max_size=3),
     wanted=calls,
     sizes=resizes,
 )
@@ -192,6 +193,26 @@ def test_a_group_with_one_task_does_not_wait_for_all_of_another() -> None:
         tasks = send(there, [*ordinary(2, 0.5), *big, *small])
         assert there.clock.run(lambda: len(there.done) == len(tasks), 10.0)
         assert there.ran == [tasks[2], tasks[-1], *tasks[3:-1]]
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_what_comes_for_a_wait_that_was_given_up_meanwhile_is_not_used(held: int) -> None:
+    """One of its locks comes as the worker gives back the others, and hears of it later."""
+    for hundredth in range(250, 350, 5):
+        with world([1, 1], [1, 1, 1], inbox=0.2) as there:
+            holder = Call("slot", 1, held, 0.0, hundredth / 100)
+            wanting = Call("consumer", 0, 0, 0.1, 0.05, needs_all=True)
+            assert_all_end(there, send(there, [*ordinary(1, 6.0), holder, wanting]), 30)
+
+
+@pytest.mark.parametrize("are_celerys", [True, False])
+def test_those_without_a_process_do_not_hold_a_key_one_after_the_other(are_celerys: bool) -> None:
+    """The task in the only process waits for it behind them all."""
+    with world([1], [1, 1], are_celerys=are_celerys) as there:
+        slot = Call("slot", 0, 0, 0.1, 0.05)
+        tasks = send(there, [*ordinary(1, 1.0), slot, *consumers(30, 0.3, needs_all=True)])
+        assert there.clock.run(lambda: tasks[1] in there.done, 1.0 + IDLE_HOLDS + 2 * LOOK_AROUND)
+        assert_all_end(there, tasks, 60)
 
 
 def test_thousands_say_little() -> None:
