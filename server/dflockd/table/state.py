@@ -401,7 +401,7 @@ class Waiter(Position):
 
     @property
     def place(self) -> object:
-        """By what `ClientProcess.starved` knows where it waits."""
+        """By what its `ClientProcess` knows where it waits."""
         return self.entry
 
 
