@@ -229,6 +229,7 @@ class NaiveRules(NaiveState):
         key = self.keys[name]
         if key.pause:
             self.seen["waits for the end of a pause"] += any(each.wants for each in key.queue)
+            self._look_at_groups(key)  # each event of a step can be what makes a group ready
             return
         if key.is_grouped:
             self._serve_groups(name, key)
@@ -367,6 +368,7 @@ class NaiveRules(NaiveState):
                 before = len(self.answers)
                 if self.keys[name].stuck.pop(group, None):
                     self.seen["a group let in again"] += 1
+                    self._look_at_groups(self.keys[name])
                 self._serve(name)
                 self.seen["gone on behind who asks no more"] += len(self.answers) > before
 

@@ -300,8 +300,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._look_behind(name)
             else:
                 self._block(waiter, request.timeout)
-                if request.group:
-                    self._look_behind(name)
+                self._look_behind(name)
 
     def _look_behind(self, name: Name) -> None:
         """Serve who waits behind somebody of a group that is left out since a newcomer is there."""
@@ -356,8 +355,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._queue_up(waiter, peer, False)
             else:
                 self.peers[peer].enqueued.append(waiter)
-                if request.group:
-                    self._look_behind(name)
+                self._look_behind(name)
                 self._reply(peer, "acquired" if waiter.hold else "queued", waiter.hold, span)
 
     def _queue_up(self, waiter: Waiter, peer: int, has_slot: bool) -> None:

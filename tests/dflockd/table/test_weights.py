@@ -465,3 +465,15 @@ def test_others_go_on_behind_who_was_sent_away_once_their_server_serves_again() 
         assert table.advance(11.0) == []
     table.serve_until(1000.0, 20.0)
     assert isinstance(ask_of(table, second, Wait(LOCK, b"a", 0), 20.0), Granted)
+
+
+def test_a_newcomer_without_a_group_has_the_turn_that_comes_before_that_of_who_waits() -> None:
+    """Its group has somebody in line who cannot start, and so a turn: the one behind needs more."""
+    line = Line()
+    one, _, _ = line.peers
+    line.take(b"a", 5)
+    line.want(one, b"a", 8)
+    line.take(b"a", 8, 60, FairGroup(b"g"))
+    newcomer = line.table.connect()
+    effects = line.table.handle(newcomer, Acquire(LOCK, b"a", 10, 60, 600), 1.0)
+    assert [(number, type(reply)) for number, reply in effects] == [(newcomer.id, Granted)]
