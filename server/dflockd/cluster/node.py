@@ -511,7 +511,7 @@ class Node:
         if self._sends_away and now >= self.leases.hopeless_at:
             # All locks that were held here have ended, so nobody waits for them any more.
             self._sends_away = False
-            self._tenures.effects.extend(self.table.send_away())
+            self._tenures.effects.extend(self.table.send_away(now))
         if not (self.membership.joined and self._is_loaded):
             return
         if self._leave_until is not None and now >= self._leave_until:

@@ -68,6 +68,7 @@ class Connections:
         waiting = peer.waiting
         if isinstance(waiting, ClientProcess):
             waiting.asking = None
+            self.slots.look_behind(waiting, now)
         elif waiting is not None and not waiting.is_told:
             if waiting.leaves_room:
                 left.append(waiting)

@@ -170,8 +170,8 @@ class GroupedQueue(Queue[W]):
     they may, by the names of these groups.
 
     Here is also who takes how many slots, of a key where somebody has a weight, group or not. The first
-    one may take more than is free. Then nobody passes it, nor does another group. If its process
-    stops to ask, others go first with the next change at the key.
+    one may take more than is free. Then nobody passes it, nor does another group, as long as its
+    process asks: that knows who is `behind` it.
 
     In `line` and `returned` are all who have come since groups take turns here, beside those of their
     groups: so it is known who is the oldest.
@@ -310,7 +310,10 @@ class GroupedQueue(Queue[W]):
         Who is away is to have its turn even so: it holds what there is, or lets others go first.
         """
         taken = holders + self.set_aside + len(self.expected) + self._expected_extra
-        return taken + min(1 if waiter.is_away else waiter.weight, limit) <= limit
+        if taken + min(1 if waiter.is_away else waiter.weight, limit) <= limit:
+            return True
+        self._stay_behind(waiter)
+        return False
 
     def can_go_on(self, waiter: W, limit: int, holders: int) -> bool:
         """Whether somebody for whom slots were set aside has them all now, and its group may."""
@@ -339,7 +342,18 @@ class GroupedQueue(Queue[W]):
         if waiter.is_away or lane.has_room(waiter.weight):
             return False
         self._review(lane, is_stuck=True)
+        self._stay_behind(waiter)
         return True
+
+    def let_in(self, lane: Lines[W]) -> None:
+        """Have the turn of a group come again that is left out: its first one cannot start now."""
+        if isinstance(lane, Lane) and lane.is_stuck:
+            self._review(lane)
+
+    def _stay_behind(self, waiter: W) -> None:
+        """Note that others wait behind somebody, if it is there only while its process asks."""
+        if waiter.process is not None:
+            waiter.process.behind[self._lane(waiter.group)] = waiter.place
 
     @property
     def missing(self) -> int:
@@ -351,7 +365,10 @@ class GroupedQueue(Queue[W]):
     def _missing(self, waiter: W) -> int:
         """How many places more than one somebody needs who has its turn."""
         assert self.rate is not None
-        return 0 if waiter.is_away else min(waiter.weight, self.rate.runs) - 1
+        missing = 0 if waiter.is_away else min(waiter.weight, self.rate.runs) - 1
+        if missing:
+            self._stay_behind(waiter)
+        return missing
 
     def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
@@ -423,6 +440,12 @@ class GroupedQueue(Queue[W]):
             self._told_extra += extra
         if waiter.is_rated:
             self.places += extra
+
+    def _uncount(self, waiter: W, process: ClientProcess) -> None:
+        super()._uncount(waiter, process)
+        lane = self._lane(waiter.group)
+        if not lane.has_any(process):
+            process.behind.pop(lane, None)
 
     def _forget(self, process: ClientProcess, waiter: W) -> None:
         super()._forget(process, waiter)

@@ -24,7 +24,7 @@ class ClientProcess:
     on its way to it.
     """
 
-    __slots__ = ("asking", "connections", "instance", "starved")
+    __slots__ = ("asking", "behind", "connections", "instance", "starved")
 
     def __init__(self, instance: bytes) -> None:
         self.instance = instance
@@ -35,6 +35,9 @@ class ClientProcess:
         self.starved: OrderedDict[Any, None] = OrderedDict()
         """At which keys a slot was free while it had a position and did not ask: the longest ago
         first."""
+        self.behind: OrderedDict[Any, Any] = OrderedDict()
+        """Lines where others wait behind it for as long as it asks, for it needs more slots or places
+        than are free; each with its key."""
 
 
 class ReservedPosition(NamedTuple):
@@ -88,7 +91,7 @@ class Position(Timed):
 
     @property
     def place(self) -> object:
-        """By what `ClientProcess.starved` knows where it waits."""
+        """By what its `ClientProcess` knows where it waits."""
         return None
 
 

@@ -231,6 +231,9 @@ class Queue(Lines[W]):
         """Whether the group of the `first` one may not have all that it takes, and is left out now."""
         return False
 
+    def let_in(self, lane: Lines[W]) -> None:
+        """Have the turn of a group come again that is left out: its first one cannot start now."""
+
     def is_room_for(self, waiter: W, limit: int, holders: int) -> bool:
         """Whether somebody whose turn it is has all its slots now."""
         return True

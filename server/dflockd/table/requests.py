@@ -124,7 +124,7 @@ class Requests:
             self._look_behind(entry, now, effects)
             return reply
         self.slots.block(waiter, asked.timeout, now)
-        if asked.group is not None:
+        if entry.queue().is_grouped:
             self._look_behind(entry, now, effects)
         return None
 
@@ -437,9 +437,10 @@ class Requests:
         return self._has_room(entry, rate, now, min(share.weight, entry.limit), places)
 
     def _look_behind(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        """Serve others after a newcomer has come, where somebody takes more than one slot.
+        """Serve who is next after a newcomer has come, where somebody takes more than one slot.
 
-        Its group may be left out now. Then those go on who have waited for the first one of that.
+        Its group may be left out now. Then those go on who have waited for the first one of that. Or
+        its group has its turn before the one that waits for several.
         """
         if entry.waiters is not None and entry.waiters.is_heavy:
             self.slots.promote(entry, now, effects)
@@ -549,7 +550,7 @@ class Requests:
         peer.enqueued[entry.space, entry.key] = waiter
         if asked.turn is not None:
             self.slots.promote(entry, now, effects)
-        elif asked.group is not None:
+        elif asked.group is not None or (waiter.hold is None and entry.queue().is_grouped):
             self._look_behind(entry, now, effects)
         return self._answer_enqueued(waiter)
 

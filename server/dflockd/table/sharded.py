@@ -258,7 +258,7 @@ class ShardTable(LockTable):
         self.partitions[shard].frozen = False
         return self._give_withheld(now)
 
-    def send_away(self) -> list[Effect]:
+    def send_away(self, now: float) -> list[Effect]:
         """Answer all who wait: another server may have replaced this one long ago.
 
         An enqueued waiter keeps its position, and may come back.
@@ -268,6 +268,7 @@ class ShardTable(LockTable):
             waiting = peer.waiting
             if isinstance(waiting, ClientProcess):
                 answer_asking(waiting, self._lapsed, effects)
+                self.slots.look_behind(waiting, now)
             elif waiting is not None and waiting.two_phase:
                 self.slots.unblock(waiting, self._lapsed, effects)
             elif waiting is not None:

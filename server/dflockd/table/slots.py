@@ -515,6 +515,24 @@ class Slots:
         self.find_turn(process, now, effects)
         return True
 
+    def look_behind(self, process: ClientProcess, now: float) -> None:
+        """See to it that those go on who have waited behind a process that asks no more.
+
+        In other steps: this one may be about another key, or in the midst of that.
+        """
+        if process.behind:
+            self.later(partial(self._go_on_behind, process), now)
+
+    def _go_on_behind(self, process: ClientProcess, now: float, effects: list[Effect]) -> bool:
+        for _ in range(min(STEP, len(process.behind))):
+            if process.asking is not None:
+                break  # it asks again, and they wait behind it
+            lane, found = process.behind.popitem(last=False)
+            entry: Entry = found
+            entry.queue().let_in(lane)
+            self.promote(entry, now, effects)
+        return process.asking is not None or not process.behind
+
     def pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Let others have the slot that is held for somebody, who is in line again if it was told."""
         if self.reservations.pass_on(waiter, now):
@@ -585,6 +603,7 @@ class Slots:
         self.reservations.tell(waiter, turn, now)
         asking.told = waiter
         answer_asking(process, YourTurn(waiter.ticket), effects)
+        self.look_behind(process, now)
 
     def go_on_later(self, entry: Entry, queue: Queue[Waiter], now: float) -> None:
         """Go on with an entry in another step."""

@@ -196,6 +196,7 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
             instance: (
                 *(each.connections, each.asking is not None and each.asking.id),
                 [entry.key for entry in each.starved],
+                [entry.key for entry in each.behind.values()],
             )
             for instance, each in table.connections.processes.items()
         },

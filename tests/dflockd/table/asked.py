@@ -94,6 +94,7 @@ class Asked(Compared):
         number = sorted(self.peers)[choice % len(self.peers)]
         self.model.disconnect(number, self.places(), **end)
         self.compare(self.table.disconnect(self.peers.pop(number), self.model.now, **end))
+        self.go_on_behind()
 
     # Slots.
 

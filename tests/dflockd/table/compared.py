@@ -170,6 +170,7 @@ class Compared(RuleBasedStateMachine):
         self.model.advance(self.places())
         self.model.handle(peer.id, request)
         self.compare(self.table.handle(peer, request, self.model.now))
+        self.go_on_behind()
 
     def places(self) -> list[tuple[float, float, Name]]:
         """When places of rates may be free again: as long as it is late enough, that is no rule."""
@@ -177,8 +178,32 @@ class Compared(RuleBasedStateMachine):
         return sorted((r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now)
 
     def advance(self) -> None:
+        self.expire()
+        self.go_on_behind()
+
+    def expire(self) -> None:
+        """Let what is due take effect, as `LockTable.advance` does before it goes on with a backlog."""
         self.model.advance(self.places())
-        self.compare(self.table.advance(self.model.now))
+        effects: list[Effect] = []
+        self.table.slots.expire(self.model.now, effects)
+        self.compare(effects)
+
+    def go_on_behind(self) -> None:
+        """Have the steps that are left: somebody waits behind a process that asks no more.
+
+        In which order it waits for what there is no rule.
+        """
+        while self.table.backlog:
+            self.expire()
+            while self.model.stopped:
+                instance = self.model.stopped.pop(0)
+                process = self.table.connections.processes.get(instance)
+                if process is not None and process.behind:
+                    groups = [((e.space, e.key), lane.name) for lane, e in process.behind.items()]
+                    self.model.go_on_behind(instance, groups)
+                    break
+            self.compare(self.table.advance(self.model.now))
+        self.model.stopped.clear()
 
     def pass_time(self, seconds: float) -> None:
         """From deadline to deadline, as the timer of the server does: so places are given."""
@@ -230,13 +255,25 @@ class Compared(RuleBasedStateMachine):
             free -= sum(waiter.state == EXPECTED for waiter in told)
             queue = entry.waiters or ()
             if entry.used > len(entry.holds) or any(waiter.weight > 1 for waiter in queue):
-                if any(waiter.weight > 1 and not waiter.can_start for waiter in queue):
-                    continue  # those behind go on once something else happens
                 line = [waiter for waiter in waiters if waiter.state != EXPECTED]
                 assert not line or free <= 0 or not all(self.fits(key, each) for each in line)
+                if free > 0:
+                    self.check_whose_turn_it_is((entry.space, entry.key), key)
                 continue
             assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
+
+    def check_whose_turn_it_is(self, name: Name, key: Key) -> None:
+        """The first who can start lacks slots; a group is left out only as long as its first can."""
+        found, taken = self.model.whose_turn(name, key), key.aside() + key.expected()
+        if found is not None and key.fits(1, taken):
+            group, waiter = found
+            weight = 1 if waiter.reservation else waiter.weight
+            assert waiter.reservation or key.has_room(group, weight)
+            assert not key.fits(weight, taken)
+        for group, was in key.stuck.items():
+            if was == key.state_of(group):
+                assert self.model.can_start(key.stuck_by[group])
 
     def fits(self, key: Key, waiter: Waiter) -> bool:
         """Whether there is room for somebody, beside all that is taken or kept for others."""

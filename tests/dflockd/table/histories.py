@@ -204,6 +204,25 @@ def come_and_go(
             else:
                 machine.time_passes_to_a_deadline(number(), True)
 
+    def stop_asking() -> None:
+        """Others wait behind a process that asks and needs several slots; then it asks no more."""
+        for name in dice.sample(keys, len(keys)):
+            limit, said = max(2, usual[name[1]]), some()
+            if dice.random() < 0.5:
+                said.pop("rate", None)
+            machine.acquire(number(), name, limit, 0, None, said)
+            for choice in of_one_process(1):
+                group = said.get("group") or FairGroup(b"")
+                assert isinstance(group, FairGroup)
+                said["group"] = group._replace(weight=dice.choice([2, 3, ALL]))
+                machine.enqueue(choice, name, limit, None, said, 1000)
+            for choice in of_one_process(1):
+                machine.ask_whose_turn_it_is(choice)
+            machine.acquire(number(), name, limit, 5, None, said | {"group": some().get("group")})
+        asking = [number for number, peer in machine.model.peers.items() if peer.asks]
+        if asking and dice.random() < 0.7:
+            machine.disconnect(sorted(machine.peers).index(dice.choice(asking)), ENDS[0])
+
     def newer() -> None:
         """Runs with ages, some of which go away and come back, or are told."""
         name = (0, b"a")
@@ -255,6 +274,8 @@ def come_and_go(
             lambda: machine.time_passes_to_a_deadline(number(), dice.random() < 0.5): 2,
         }
 
+    if weighed:
+        moves |= {stop_asking: 4}
     if paused:
         spans = [None, 500, 1000, 2500, 6000]
         moves |= {

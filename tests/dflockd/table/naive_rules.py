@@ -229,6 +229,7 @@ class NaiveRules(NaiveState):
         key = self.keys[name]
         if key.pause:
             self.seen["waits for the end of a pause"] += any(each.wants for each in key.queue)
+            self._look_at_groups(key)  # each event of a step can be what makes a group ready
             return
         if key.is_grouped:
             self._serve_groups(name, key)
@@ -318,28 +319,19 @@ class NaiveRules(NaiveState):
         """Give turn after turn to the group that has waited for one longest."""
         while True:
             self._look_at_groups(key)
-            aside = sum(waiter.has_slot for waiter in key.queue)
-            turns = key.turns if self._places(name) > 0 else key.plain_turns
-            if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
-                break
-            found = self._next_of_groups(turns, key)
-            if found is not None and not self._has_places(found[1]):
-                self.seen["waits for more places"] += 1
-                turns = key.plain_turns
-                found = self._next_of_groups(turns, key, is_plain=True)
+            found = self.whose_turn(name, key)
             if found is None:
                 break
             group, waiter = found
             is_back = waiter.reservation is None
             if is_back and not key.has_room(group, waiter.weight):
                 self.seen["more than its group may have"] += 1
-                key.stuck[group] = key.state_of(group)
+                key.stuck[group], key.stuck_by[group] = key.state_of(group), waiter
                 continue
             if not key.fits(waiter.weight if is_back else 1, key.aside() + key.expected()):
                 self.seen["waits for more slots"] += waiter.weight > 1
                 break
-            if len(turns) > 1:
-                self.seen["turns of several groups"] += 1
+            self.seen["turns of several groups"] += len(key.turns) > 1
             if waiter.reservation is not None:
                 if self._begin_holding(waiter, waiter.reservation):
                     self._use_turn(key, group)
@@ -356,6 +348,29 @@ class NaiveRules(NaiveState):
         self._starve(name, key)
         if not key.is_used:
             del self.keys[name]
+
+    def whose_turn(self, name: Name, key: Key) -> tuple[bytes, Waiter] | None:
+        """Who is the next if it fits, and its group."""
+        aside = sum(waiter.has_slot for waiter in key.queue)
+        turns = key.turns if self._places(name) > 0 else key.plain_turns
+        if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
+            return None
+        found = self._next_of_groups(turns, key)
+        if found is not None and not self._has_places(found[1]):
+            self.seen["waits for more places"] += 1
+            found = self._next_of_groups(key.plain_turns, key, is_plain=True)
+        return found
+
+    def go_on_behind(self, instance: bytes, groups: list[tuple[Name, bytes]]) -> None:
+        """Look again at groups that have waited behind a process, unless it asks again."""
+        for name, group in groups:
+            if self.asking(instance) is None and name in self.keys:
+                before = len(self.answers)
+                if self.keys[name].stuck.pop(group, None):
+                    self.seen["a group let in again"] += 1
+                    self._look_at_groups(self.keys[name])
+                self._serve(name)
+                self.seen["gone on behind who asks no more"] += len(self.answers) > before
 
     def _next_of_groups(
         self, turns: dict[bytes, int], key: Key, *, is_plain: bool = False

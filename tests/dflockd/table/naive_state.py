@@ -164,6 +164,8 @@ class Key:
 
     stuck: dict[bytes, object] = field(default_factory=dict)
     """Groups whose turn has come, and the first wanted more than the group may have: how they were."""
+    stuck_by: dict[bytes, Waiter] = field(default_factory=dict)
+    """These first ones."""
 
     def used(self) -> int:
         """Slots that somebody has."""
@@ -294,6 +296,8 @@ class NaiveState:
         """Where the answer to the request goes that is handled: before those that it has brought."""
         self.starved: dict[bytes, dict[Name, None]] = {}
         """Where a slot was free while a process had a position and did not ask, in that order."""
+        self.stopped: list[bytes] = []
+        """Processes that ask no more. Others may have waited behind them, and go on in later steps."""
         self._clock = 0
 
     # Looking around.

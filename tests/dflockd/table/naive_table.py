@@ -139,6 +139,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         told: bool = True,
     ) -> None:
         peer = self.peers.pop(number)
+        if peer.asks:
+            self.stopped.append(peer.instance)
         waiters = [*([peer.waiting] if peer.waiting else []), *peer.enqueued]
         gone = []
         for waiter in dict.fromkeys(waiters):
@@ -203,6 +205,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         """Go on with nothing but some of the holds whose tokens are known to somebody, and pauses."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended, self.starved = {}, {}, [], set(), {}
+        self.stopped = []
         self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:
@@ -297,8 +300,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._look_behind(name)
             else:
                 self._block(waiter, request.timeout)
-                if request.group:
-                    self._look_behind(name)
+                self._look_behind(name)
 
     def _look_behind(self, name: Name) -> None:
         """Serve who waits behind somebody of a group that is left out since a newcomer is there."""
@@ -353,8 +355,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self._queue_up(waiter, peer, False)
             else:
                 self.peers[peer].enqueued.append(waiter)
-                if request.group:
-                    self._look_behind(name)
+                self._look_behind(name)
                 self._reply(peer, "acquired" if waiter.hold else "queued", waiter.hold, span)
 
     def _queue_up(self, waiter: Waiter, peer: int, has_slot: bool) -> None:

@@ -133,7 +133,7 @@ def test_who_waits_is_sent_away_and_a_position_by_enqueue_stays() -> None:
     assert placed.waiting is not None
     assert placed.waiting.state == WAITING
     assert QUEUED in TRANSITIONS[WAITING]
-    assert table.send_away() == [(waiter.id, LAPSED), (placed.id, LAPSED)]
+    assert table.send_away(6) == [(waiter.id, LAPSED), (placed.id, LAPSED)]
     assert placed.enqueued[LOCK, b"a"].state == QUEUED
     assert ask(table, placed, Wait(LOCK, b"a", 60), 6) is LAPSED
     table.serve_until(20, 7)

@@ -204,7 +204,7 @@ def test_who_is_sent_away_for_lack_of_a_promise_keeps_its_position() -> None:
     token = take(table, table.connect(), b"a", lease=600)
     peer, ticket = want(table)
     there = asking(table)
-    assert table.send_away() == [(peer.id, LAPSED), (there.id, LAPSED)]
+    assert table.send_away(6) == [(peer.id, LAPSED), (there.id, LAPSED)]
     table.serve_until(20, 7)
     table.handle(table.connect(), Release(LOCK, b"a", token), 7)
     assert ask(table, process(table, b"here"), Next(), 7) == YourTurn(ticket)

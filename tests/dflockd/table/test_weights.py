@@ -10,6 +10,7 @@ import pytest
 from dflockd.cluster import snapshot as snapshots
 from dflockd.storage.records import decode, encode_rate
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
+from dflockd.table.limits import STEP
 from dflockd.table.rates import AT_ONCE, RateRecord
 from dflockd.wire import (
     ALL,
@@ -17,15 +18,20 @@ from dflockd.wire import (
     Enqueue,
     FairGroup,
     Granted,
+    Hello,
     Moved,
+    Next,
+    Queued,
     Rate,
     Release,
     Renew,
     Renewed,
     Reply,
+    Request,
     Space,
     Status,
     Wait,
+    YourTurn,
 )
 from tests.dflockd.table.rates_support import LEASE, Site
 from tests.dflockd.table.rules_support import inspected
@@ -41,7 +47,7 @@ class Key:
 
     def __init__(self, limit: int, table: LockTable | None = None) -> None:
         self.limit = limit
-        self.table = table or LockTable(Limits(), TokenIssuer(b"secret", 0))
+        self.table = LockTable(Limits(), TokenIssuer(b"secret", 0)) if table is None else table
         self.now = 0.0
         self.names: dict[int, str] = {}
         self.peers: dict[str, Peer] = {}
@@ -310,6 +316,164 @@ def test_a_server_that_serves_again_goes_on_behind_who_was_sent_away() -> None:
     assert isinstance(ask_of(table, holder, Acquire(LOCK, b"a", 5, 0, 600)), Granted)
     assert ask_of(table, first, Acquire(LOCK, b"a", 5, 600, 600, group=share)) is None
     assert ask_of(table, second, Enqueue(LOCK, b"a", 5, 600)) is Status.QUEUED
-    assert [number for number, _ in table.send_away()] == [first.id]
+    assert [number for number, _ in table.send_away(11.0)] == [first.id]
     table.serve_until(1000.0, 20.0)
     assert isinstance(ask_of(table, second, Wait(LOCK, b"a", 0), 20.0), Granted)
+
+
+# Behind a process that asks whose turn it is.
+
+
+class Line:
+    """Two keys with ten slots each; a process that wants turns, and others behind it."""
+
+    def __init__(self, table: LockTable | None = None) -> None:
+        if table is None:
+            table = LockTable(Limits(max_locks=10_000), TokenIssuer(b"secret", 0))
+        self.table = table
+        self.peers = [self.greet() for _ in range(3)]
+        """All of one process."""
+
+    def greet(self) -> Peer:
+        peer = self.table.connect()
+        assert self.table.greet(peer, Hello(b"here", b"0.1.0"))
+        return peer
+
+    def ask(self, request: Request, peer: Peer | None = None) -> Reply | None:
+        peer = peer or self.table.connect()
+        replies = [each for number, each in self.table.handle(peer, request, 1.0)]
+        assert len(replies) <= 1
+        return replies[0] if replies else None
+
+    def take(
+        self, key: bytes, weight: int, timeout: int = 0, group: FairGroup | None = None
+    ) -> Peer:
+        """Somebody comes; if there is no time to wait, it has its slots at once."""
+        peer = self.table.connect()
+        share = (group or FairGroup(b""))._replace(weight=weight)
+        reply = self.ask(Acquire(LOCK, key, 10, timeout, 600, group=share), peer)
+        assert reply is None if timeout else isinstance(reply, Granted)
+        return peer
+
+    def want(
+        self, peer: Peer, key: bytes, weight: int, group: FairGroup | None = None
+    ) -> Reply | None:
+        """The process wants to hear of its turn."""
+        share = (group or FairGroup(b""))._replace(weight=weight)
+        return self.ask(Enqueue(LOCK, key, 10, 600, turn=1000, group=share), peer)
+
+    def rest(self) -> list[int]:
+        """All further steps that are due; return who has its slots then."""
+        granted: list[int] = []
+        while (due := self.table.next_deadline()) is not None and due <= 1.0:
+            granted += [
+                number for number, reply in self.table.advance(1.0) if isinstance(reply, Granted)
+            ]
+        return granted
+
+
+GROUP = FairGroup(b"g", 6)
+
+
+@pytest.mark.parametrize("group", [None, GROUP], ids=["slots", "group"])
+@pytest.mark.parametrize("how", ["it ends", "it hears of another turn"])
+def test_others_go_on_when_the_process_before_them_asks_no_more(
+    how: str, group: FairGroup | None
+) -> None:
+    line = Line()
+    one, other, asking = line.peers
+    line.take(b"a", 5, group=group)
+    line.want(one, b"a", 8, group)
+    assert line.ask(Next(), asking) is None
+    behind = line.take(b"a", 1, 60, group)
+    assert line.rest() == []
+    if how == "it ends":
+        assert line.table.disconnect(asking, 1.0, clean=True) == []
+    else:
+        effects = line.table.handle(other, Enqueue(LOCK, b"b", 10, 600, turn=1000), 1.0)
+        assert [type(reply) for _, reply in effects] == [Queued, YourTurn]
+    assert line.rest() == [behind.id]
+    # Its position is before all that come later: it has its turn once that fits.
+    assert line.ask(Next(), line.greet()) is None
+    assert line.rest() == []
+    light = Acquire(LOCK, b"a", 10, 0, 600, group=group)
+    assert line.ask(light) is Status.TIMEOUT
+
+
+def test_a_place_of_a_rate_is_for_others_when_the_process_before_them_asks_no_more() -> None:
+    line = Line()
+    one, _, asking = line.peers
+    rate = Rate(3, 60_000)
+    assert isinstance(line.ask(Acquire(LOCK, b"a", 10, 0, 600, rate)), Granted)
+    share = FairGroup(b"", 0, 3)
+    line.ask(Enqueue(LOCK, b"a", 10, 600, rate, turn=1000, group=share), one)
+    assert line.ask(Next(), asking) is None
+    behind = line.table.connect()
+    assert line.ask(Acquire(LOCK, b"a", 10, 60, 600, rate), behind) is None
+    assert line.rest() == []
+    line.table.disconnect(asking, 1.0, clean=True)
+    assert line.rest() == [behind.id]
+
+
+def test_those_behind_a_process_at_many_keys_go_on_in_small_steps() -> None:
+    line = Line()
+    one, _, asking = line.peers
+    many = 3 * STEP
+    assert line.ask(Next(), asking) is None
+    behind = []
+    for number in range(many):
+        key = b"%d" % number
+        line.take(key, 5)
+        line.want(one, key, 8)
+        behind.append(line.take(key, 1, 60).id)
+    assert line.rest() == []
+    assert line.table.disconnect(asking, 1.0, clean=True) == []
+    steps = []
+    while line.table.backlog:
+        steps.append([number for number, _ in line.table.advance(1.0)])
+    assert [len(step) for step in steps] == [STEP, STEP, STEP]
+    assert [number for step in steps for number in step] == behind
+    assert not line.table.connections.processes[b"here"].behind
+
+
+def test_nothing_is_noted_of_a_process_once_it_waits_no_more() -> None:
+    line = Line()
+    one, _, asking = line.peers
+    line.take(b"a", 5)
+    line.want(one, b"a", 8)
+    assert line.ask(Next(), asking) is None
+    light = line.take(b"a", 1, 60)
+    process = line.table.connections.processes[b"here"]
+    assert [entry.key for entry in process.behind.values()] == [b"a"]
+    granted = line.table.disconnect(one, 1.0, clean=True)
+    assert [number for number, _ in granted] == [light.id]
+    assert not process.behind
+    assert not line.table.backlog
+
+
+def test_others_go_on_behind_who_was_sent_away_once_their_server_serves_again() -> None:
+    table = shard_table(10.0)
+    line = Line(table)
+    one, _, asking = line.peers
+    line.take(b"a", 5)
+    line.want(one, b"a", 8)
+    assert line.ask(Next(), asking) is None
+    second = table.connect()
+    assert line.ask(Enqueue(LOCK, b"a", 10, 600), second) is Status.QUEUED
+    assert [number for number, _ in table.send_away(11.0)] == [asking.id]
+    while table.backlog:
+        assert table.advance(11.0) == []
+    table.serve_until(1000.0, 20.0)
+    assert isinstance(ask_of(table, second, Wait(LOCK, b"a", 0), 20.0), Granted)
+
+
+def test_a_newcomer_without_a_group_has_the_turn_that_comes_before_that_of_who_waits() -> None:
+    """Its group has somebody in line who cannot start, and so a turn: the one behind needs more."""
+    line = Line()
+    one, _, _ = line.peers
+    line.take(b"a", 5)
+    line.want(one, b"a", 8)
+    line.take(b"a", 8, 60, FairGroup(b"g"))
+    newcomer = line.table.connect()
+    effects = line.table.handle(newcomer, Acquire(LOCK, b"a", 10, 60, 600), 1.0)
+    assert [(number, type(reply)) for number, reply in effects] == [(newcomer.id, Granted)]
