@@ -115,7 +115,8 @@ def _is_full(row: Found) -> bool:
     """Whether fewer slots are free than the waiter of a row needs."""
     weight = row["waiter"].get("weight", 1)
     needed = row["limit"] if weight == "all" else min(weight, row["limit"])
-    return _taken(row) + needed > row["limit"]
+    is_full: bool = _taken(row) + needed > row["limit"]
+    return is_full
 
 
 def _rate_forecast(row: Found, next_s: float | None, own_s: float | None) -> Iterator[str]:
