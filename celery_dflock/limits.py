@@ -118,7 +118,8 @@ def checked(
         limit = MAX_LIMIT
     elif not is_whole(limit, 1, MAX_LIMIT):
         raise bad("limit", limit, "a whole number, 1 or more")
-    check_weight(weight, limit, bad)
+    if type(weight) is not int or weight != 1:  # nearly every one is 1
+        check_weight(weight, limit, bad)
     try:
         pace = None if rate is None else parse_rate(rate)
     except InvalidArgumentError:
