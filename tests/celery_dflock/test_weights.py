@@ -278,7 +278,7 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.mark.usefixtures("workers")
 @BOTH
-def test_readers_share_and_a_writer_is_alone(
+def test_tasks_that_read_run_together_and_one_that_writes_alone(
     cluster: Cluster, key: str, light: Task, heavy: Task
 ) -> None:
     kinds = [*[light] * (READERS // WRITERS), heavy] * WRITERS * ROUNDS
