@@ -20,7 +20,7 @@ from celery_dflock.held import HeldLock, TaskLock, check_lease
 from celery_dflock.identity import label_of, process_label
 from celery_dflock.limits import MAX_LIMIT, UNLIMITED, check_weight
 from celery_dflock.locks import Locks, LocksBase, lost_error
-from celery_dflock.look import Look
+from celery_dflock.look import Look, weight_of
 from celery_dflock.options import MAX_SECONDS
 from dflockd import client, errors
 from dflockd.client.lock import Weight
@@ -271,7 +271,7 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
     async def look(self) -> Look:
         """Ask what the server knows of it."""
         try:
-            return Look.of(await self._lock.inspect())
+            return Look.of(await self._lock.inspect(), weight_of(self._lock))
         except errors.RemoteError:
             return Look()
 

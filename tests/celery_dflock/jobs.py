@@ -330,6 +330,11 @@ PAIR_KEYS = ["{key}:a", "{key}:b"]
 parked_pair = job("parked_pair", lock_key=PAIR_KEYS, **PAIR)
 THREE = [Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"]
 parked_three = job("parked_three", lock_key=THREE, **PAIR)
+parked_shares = job(
+    "parked_shares",
+    lock_key=[Lock("{key}:gpu", limit=8, weight=3), Lock("{key}:report", limit=100, weight="all")],
+    **PAIR,
+)
 parked_three_late = job("parked_three_late", lock_key=THREE, acks_late=True, **PAIR)
 parked_pair_lease = job("parked_pair_lease", lock_key=PAIR_KEYS, **PAIR, lock_ttl=SHORT)
 parked_pair_short = job(

@@ -12,6 +12,7 @@ from celery import Celery, Task, states
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import Lock, LockedTask, LockNotAcquiredError, dflock
+from celery_dflock.config import settings
 from celery_dflock.limits import Limits, Wanted, in_order
 from celery_dflock.lock_key import LockKey
 from dflockd.client.lock import Maker
@@ -176,7 +177,7 @@ def eager(address: str) -> Celery:
 
 
 def inspect(app: Celery, key: str) -> dict[str, Any]:
-    return DistributedLock(key, servers=app.conf.dflock_servers).inspect()
+    return DistributedLock(key, **settings(app).connection_options()).inspect()
 
 
 def weights(app: Celery, key: str, of: str = "holders") -> list[Any]:
@@ -347,6 +348,26 @@ def test_a_bad_weight_fails_the_task_and_locks_nothing(
     assert sent.state == states.FAILURE
     assert cluster.events(id=sent.id, what="start") == []
     assert waiters(cluster.lock_server, key) is None
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_task_holds_its_share_of_one_while_it_waits_for_the_next_without_a_slot(
+    cluster: Cluster, key: str, gate: Path
+) -> None:
+    """Its process then has all of them, with the weights that the consumer asked for."""
+    gpu, report = f"{key}:gpu", f"{key}:report"
+    with dflock(report, limit=100, app=jobs.app):
+        sent = cluster.send(jobs.parked_shares, key, gate=str(gate))
+        cluster.wait_waiters(report, 1)
+        assert weights(jobs.app, gpu) == [3]
+        assert weights(jobs.app, report, "waiters") == ["all"]
+        assert not cluster.events(what="asked", id=sent.id)
+    cluster.wait_event("start", sent)
+    assert [weights(jobs.app, each) for each in (gpu, report)] == [[3], ["all"]]
+    gate.touch()
+    assert sent.get(timeout=PATIENCE) == sent.id
+    for each in (gpu, report):
+        cluster.wait_free(each)
 
 
 @pytest.mark.usefixtures("workers")
