@@ -46,8 +46,8 @@ class Look(NamedTuple):
     @classmethod
     def of(cls, report: Mapping[str, Any], weight: Weight = 1) -> Look:
         """Return what a report of `inspect` says to somebody with that weight."""
-        said = {name: report.get(name) for name in ("limit", "rate", "paused", "used")}
-        return cls(report["holders"], **said, weight=weight)
+        get = report.get
+        return cls(report["holders"], get("limit"), get("rate"), get("paused"), get("used"), weight)
 
     @property
     def holder(self) -> str | None:
@@ -98,10 +98,10 @@ class Look(NamedTuple):
     @property
     def _waits_for_no_holder(self) -> bool:
         """Whether there is a slot, and something else in the way."""
+        if not self.paused and not self._has_no_place:
+            return False
         used = len(self.holders) if self.used is None else self.used
-        limit = self.limit
-        is_full = limit is not None and used + self._needed(limit) > limit
-        return not is_full and bool(self.paused or self._has_no_place)
+        return self.limit is None or used + self._needed(self.limit) <= self.limit
 
 
 def weight_of(lock: LockBase) -> Weight:
