@@ -113,10 +113,10 @@ def _taken(row: Found) -> int:
 
 def _is_full(row: Found) -> bool:
     """Whether fewer slots are free than the waiter of a row needs."""
+    limit: int = row["limit"]
     weight = row["waiter"].get("weight", 1)
-    needed = row["limit"] if weight == "all" else min(weight, row["limit"])
-    is_full: bool = _taken(row) + needed > row["limit"]
-    return is_full
+    needed = limit if weight == "all" else min(weight, limit)
+    return _taken(row) + needed > limit
 
 
 def _rate_forecast(row: Found, next_s: float | None, own_s: float | None) -> Iterator[str]:
