@@ -406,6 +406,7 @@ def _name(row: dict[str, Any]) -> str:
 def _more(row: dict[str, Any]) -> str:
     group, newer = row.get("group"), row.get("superseded_by")
     more = f", group {printable(group)}" if group else ""
+    more += f", weight {row['weight']}" if row.get("weight") else ""
     more += f", superseded by {printable(newer)}" if newer else ""
     more += f", {describe_rate(row['rate'])}" if row.get("rate") else ""
     return more + (f", {describe_pause(row['paused'])}" if row.get("paused") else "")

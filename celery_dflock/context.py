@@ -18,11 +18,12 @@ from celery_dflock.config import settings, with_remedy
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock, check_lease
 from celery_dflock.identity import label_of, process_label
-from celery_dflock.limits import MAX_LIMIT, UNLIMITED
+from celery_dflock.limits import MAX_LIMIT, UNLIMITED, check_weight
 from celery_dflock.locks import Locks, LocksBase, lost_error
-from celery_dflock.look import Look
+from celery_dflock.look import Look, weight_of
 from celery_dflock.options import MAX_SECONDS
 from dflockd import client, errors
+from dflockd.client.lock import Weight
 from dflockd.rates import RateLike, parse_rate
 
 B = TypeVar("B", bound=LocksBase[Any])
@@ -52,6 +53,8 @@ class dflock:
         group: the group, as a task's ``lock_group`` makes it.
         group_limit: the ``lock_group_limit`` of these tasks.
         rate: the ``lock_rate`` of these tasks. The block counts as one run.
+        weight: for how many of the limit the block counts, as a run does with ``lock_weight``: a whole
+            number, or ``"all"``.
         app: the app whose settings apply. Default: the current app.
 
     Raises:
@@ -71,6 +74,7 @@ class dflock:
         group: str | None = None,
         group_limit: int | None = None,
         rate: RateLike | None = None,
+        weight: Weight = 1,
         app: Celery | None = None,
     ) -> None:
         check_app(app)
@@ -88,6 +92,7 @@ class dflock:
                 raise refused("group_limit", group_limit, "a group too, or remove it")
         if rate is not None:
             parse_rate(rate)
+        check_weight(weight, MAX_LIMIT if limit is None else limit, _bad)
         self.key = key
         self.timeout = timeout
         self._ttl = ttl
@@ -95,6 +100,7 @@ class dflock:
         self._group = None if group is None else keys.finished(group, name="group")
         self._group_limit = group_limit
         self._rate = rate
+        self._weight = weight
         self._app = app
 
     def __enter__(self) -> TaskLock:
@@ -151,7 +157,8 @@ class dflock:
     @property
     def _shown(self) -> str:
         rate = "" if self._rate is None else f", rate={self._rate!r}"
-        return f"limit={self._limit}{rate}"
+        weight = "" if self._weight == 1 else f", weight={self._weight!r}"
+        return f"limit={self._limit}{rate}{weight}"
 
     def _claim(self, kind: type[B]) -> tuple[B, bool]:
         """Make the locks of a block; whether the app wants any comes with them.
@@ -177,6 +184,7 @@ class dflock:
             keys.finished(self.key, app_settings.key_prefix),
             label=_label(),
             group=self._group,
+            weight=self._weight,
         )
         return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
 
@@ -263,9 +271,13 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
     async def look(self) -> Look:
         """Ask what the server knows of it."""
         try:
-            return Look.of(await self._lock.inspect())
+            return Look.of(await self._lock.inspect(), weight_of(self._lock))
         except errors.RemoteError:
             return Look()
+
+
+def _bad(name: str, value: object, wanted: str) -> ValueError:
+    return refused(name, value, wanted.format(""))
 
 
 def _label() -> str:

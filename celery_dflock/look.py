@@ -11,7 +11,8 @@ from celery.app.task import Context
 from celery_dflock.signals import lock_waiting
 from dflockd import errors
 from dflockd.admin import describe_pause
-from dflockd.rates import describe_rate, keeps_waiting
+from dflockd.client.lock import LockBase, SemaphoreBase, Weight
+from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock
 
 
@@ -24,6 +25,7 @@ class Look(NamedTuple):
         rate: how many of its runs may begin, and when the next may; ``None`` at any time.
         paused: who has paused it, why, and for how long; ``None`` if nobody has.
         used: how many slots the holders take; ``None`` for one each.
+        weight: how many who asks would take.
     """
 
     holders: Sequence[Mapping[str, Any]] = ()
@@ -31,20 +33,21 @@ class Look(NamedTuple):
     rate: Mapping[str, Any] | None = None
     paused: Mapping[str, Any] | None = None
     used: int | None = None
+    weight: Weight = 1
 
     @classmethod
     def at(cls, lock: DistributedLock) -> Look:
         """Ask the server of a lock."""
         try:
-            return cls.of(lock.inspect())
+            return cls.of(lock.inspect(), weight_of(lock))
         except errors.RemoteError:
             return cls()
 
     @classmethod
-    def of(cls, report: Mapping[str, Any]) -> Look:
-        """Return what a report of `inspect` says."""
-        said = (report.get(name) for name in ("limit", "rate", "paused", "used"))
-        return cls(report["holders"], *said)
+    def of(cls, report: Mapping[str, Any], weight: Weight = 1) -> Look:
+        """Return what a report of `inspect` says to somebody with that weight."""
+        get = report.get
+        return cls(report["holders"], get("limit"), get("rate"), get("paused"), get("used"), weight)
 
     @property
     def holder(self) -> str | None:
@@ -80,14 +83,30 @@ class Look(NamedTuple):
 
     @property
     def _pace(self) -> list[str]:
-        return [describe_rate(self.rate)] if keeps_waiting(self.rate) else []
+        return [describe_rate(self.rate)] if self._has_no_place else []
+
+    @property
+    def _has_no_place(self) -> bool:
+        """Whether fewer places of a rate are free than who asks takes."""
+        rate = self.rate
+        return bool(rate) and rate["free"] < self._needed(rate["runs"])  # type: ignore[index]
+
+    def _needed(self, most: int) -> int:
+        """Return how many of so many slots, or places, who asks takes."""
+        return most if self.weight == "all" else min(self.weight, most)
 
     @property
     def _waits_for_no_holder(self) -> bool:
         """Whether there is a slot, and something else in the way."""
+        if not self.paused and not self._has_no_place:
+            return False
         used = len(self.holders) if self.used is None else self.used
-        is_full = self.limit is not None and used >= self.limit
-        return not is_full and bool(self.paused or keeps_waiting(self.rate))
+        return self.limit is None or used + self._needed(self.limit) <= self.limit
+
+
+def weight_of(lock: LockBase) -> Weight:
+    """Return how many of a limit a lock takes."""
+    return lock.weight if isinstance(lock, SemaphoreBase) else 1
 
 
 def describe(holder: Mapping[str, Any]) -> str:

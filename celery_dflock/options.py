@@ -22,9 +22,12 @@ from celery_dflock.limits import (
     Limits,
     LimitSource,
     Lock,
+    Made,
     RateSource,
     Wanted,
+    WeightSource,
     in_order,
+    is_made,
     is_template,
     read_value,
 )
@@ -102,6 +105,7 @@ class TaskOptions(TypedDict, total=False):
 
     lock_key: KeySource
     lock_limit: LimitSource
+    lock_weight: WeightSource
     lock_group: str | KeyFunction | None
     lock_group_limit: LimitSource
     lock_rate: RateSource
@@ -119,8 +123,11 @@ class TaskOptions(TypedDict, total=False):
 OPTIONS = tuple(TaskOptions.__annotations__)
 """Their names."""
 
-BOUNDING = ("lock_key", "lock_limit", "lock_rate", "lock_group_limit", "lock_group")
-"""Those that say what is locked, and how many may have it."""
+OF_LOCK = ("limit", "rate", "group", "group_limit", "weight")
+"""Those that a `Lock` has for itself, without ``lock_``."""
+
+BOUNDING = ("lock_key", *(f"lock_{name}" for name in OF_LOCK))
+"""Those that say what is locked, how many may have it, and how much of that a run takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +236,9 @@ class LockOptions:
         return cls(
             keys=sources,
             bounds=bounds,
-            limits=None if one is None else one.limits(lambda _, value: value),
+            limits=None if one is None else one.limits({}),
             group=None if one is None else one.group,
-            is_rated=any(each.rate is not None for each in bounds),
+            is_rated=any(each.source("rate") is not None for each in bounds),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
@@ -309,12 +316,12 @@ class LockOptions:
     def _limits_and_group(
         self, bounds: Bounds, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Limits, LockKey | None]:
-        def value_of(name: str, source: Any) -> Any:
+        def value_of(name: str, source: Made) -> Any:
             if isinstance(source, KeyTemplate):
                 return read_value(self._make(source, task, args, kwargs, f"lock_{name}")[0])
-            return source(task, args, kwargs) if callable(source) else source
+            return source(task, args, kwargs)
 
-        limits = bounds.limits(value_of)
+        limits = bounds.limits({name: value_of(name, each) for name, each in bounds.made.items()})
         group = bounds.group
         return limits, None if group is None else self.make_group(group, task, args, kwargs)
 
@@ -420,8 +427,8 @@ def _conflict(
     if len(bounds) > 1:
         raise values.bad("lock_key", f"one key, {since}")
     [one] = bounds
-    if one.limit != 1:
-        raise one.bad("limit", one.limit, f"1, {since}")
+    if one.source("limit") != 1:
+        raise one.bad("limit", one.source("limit"), f"1, {since}")
     if one.group is not None:
         raise one.bad("group", one.group, f"None, {since} and only one waits")
     return words[1], words[0]
@@ -435,16 +442,10 @@ def _locks(
     several = given if isinstance(given, list | tuple) else (given,)
     if not several:
         raise values.bad("lock_key", "at least one key, or None for the task's name and arguments")
-    usual = Lock(
-        "",
-        limit=values["lock_limit"],
-        rate=values["lock_rate"],
-        group=values["lock_group"],
-        group_limit=values["lock_group_limit"],
-    )
+    usual = Lock("", **{name: values[f"lock_{name}"] for name in OF_LOCK})
     of_task = _bounds(values, signature, usual, "lock_{}", "lock_")
     if all(isinstance(lock, Lock) for lock in several):
-        for name in ("limit", "rate", "group", "group_limit"):
+        for name in OF_LOCK:
             if getattr(usual, name) not in (None, 1):
                 wanted = "it to each Lock of lock_key: they take nothing from the task"
                 raise of_task.bad(name, getattr(usual, name), wanted)
@@ -484,10 +485,11 @@ def _bounds(
             return _template(values, signature, value, named(option))
         return value
 
+    names = [name for name in OF_LOCK if name != "group"]
+    sources = {name: source(name, getattr(lock, name)) for name in names}
     found = Bounds(
-        source("limit", lock.limit),
-        source("rate", lock.rate),
-        source("group_limit", lock.group_limit),
+        {name: value for name, value in sources.items() if not is_made(value)},
+        {name: value for name, value in sources.items() if is_made(value)},
         None if lock.group is None else _key(values, signature, lock.group, named("group")),
         bad,
     )

@@ -21,7 +21,6 @@ from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.types import HandOff, ItsTurn, TimedOut
 from dflockd.client.arguments import OwnerLike
-from dflockd.client.lock import Maker
 from dflockd.sync_client import DistributedLock
 
 RETRY_TIMEOUT = 1.0
@@ -244,10 +243,12 @@ class Plan:
         return bool(self.request.retries) or self.is_sent_again
 
 
-def _maker(ttl: int, settings: Settings, limits: Limits) -> Maker[DistributedLock]:
-    """Return what makes the locks of a task that have these limits."""
-    limit, rate, group_limit = limits
-    return Locks.maker(limit, ttl, settings, rate, group_limit=group_limit)
+def _maker(ttl: int, settings: Settings, limits: Limits) -> Callable[..., DistributedLock]:
+    """Return what makes the locks of a task that have these limits; see `Maker`."""
+    limit, rate, group_limit, weight = limits
+    make = Locks.maker(limit, ttl, settings, rate, group_limit=group_limit)
+    # Said here, it costs nothing where there is none: that is nearly everywhere.
+    return make if weight == 1 else partial(make, weight=weight)
 
 
 def keeps_position(options: LockOptions, keys: int) -> bool:

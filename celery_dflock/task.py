@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 
 from celery_dflock import gate
 from celery_dflock.config import Wait, read, settings
-from celery_dflock.limits import LimitSource, RateSource
+from celery_dflock.limits import LimitSource, RateSource, WeightSource
 from celery_dflock.lock_key import LockKey
 from celery_dflock.options import (
     SLOT_TIMEOUT,
@@ -44,9 +44,9 @@ class LockedTask(Task):
     until the lock is free; then it is dropped if the task has a result, and runs otherwise. See
     docs/redelivery.md.
 
-    `lock_limit`, `lock_rate` and `lock_group_limit` may also be a function ``(task, args, kwargs)``
-    that returns such a value, or a template that makes one (``"{seats}"``, ``"{per_minute}/m"``). If
-    what they make is bad, the task fails and takes no lock. See docs/keys.md.
+    `lock_limit`, `lock_weight`, `lock_rate` and `lock_group_limit` may also be a function
+    ``(task, args, kwargs)`` that returns such a value, or a template that makes one (``"{seats}"``,
+    ``"{per_minute}/m"``). If what they make is bad, the task fails and takes no lock. See docs/keys.md.
 
     Set the options as arguments of the decorator, as class attributes or in ``task_annotations``:
 
@@ -58,6 +58,10 @@ class LockedTask(Task):
             arguments. See docs/keys.md.
         lock_limit: how many runs may hold the key at once; ``None`` is no limit, for tasks with a
             `lock_rate` or a `lock_group_limit`. The latest request for a key sets its limit.
+        lock_weight: for how many of the limit a run counts: a whole number up to it, or ``"all"``:
+            then nobody else holds the key meanwhile, whatever limit others give. A task that
+            waits for several is not passed by others that need fewer. A `lock_rate` and a
+            `lock_group_limit` count in the same units. See docs/readers-and-writers.md.
         lock_group: the group of a call: a template or a function, as in `lock_key`
             (``"tenant:{tenant_id}"``). Groups that wait for the same key take turns. Within a
             group the order is first come, first served. Calls without a group form one group.
@@ -110,6 +114,7 @@ class LockedTask(Task):
 
     lock_key: ClassVar[KeySource] = None
     lock_limit: ClassVar[LimitSource] = 1
+    lock_weight: ClassVar[WeightSource] = 1
     lock_group: ClassVar[str | Callable[..., Any] | None] = None
     lock_group_limit: ClassVar[LimitSource] = None
     lock_rate: ClassVar[RateSource] = None

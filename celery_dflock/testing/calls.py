@@ -60,7 +60,7 @@ def supersede(call: Signature, timeout_s: float = 10) -> None:
 
 
 def use_up_rate(call: Signature, leave: int = 0) -> None:
-    """Have as many runs begin as the ``lock_rate`` of a call lets begin now.
+    """Have as many runs begin as the ``lock_rate`` of a call lets begin now, each with a weight of 1.
 
     Args:
         call: of a task with ``lock_rate``, such as ``fetch.s("vendor")``.
@@ -76,7 +76,8 @@ def use_up_rate(call: Signature, leave: int = 0) -> None:
     if not rated:
         raise AssertionError(f"{call!r} has no rate: give a task with lock_rate")
     for wanted, rate in rated:
-        key, lock = wanted.key, asked.lock(wanted)
+        key = wanted.key
+        lock = asked.lock(wanted._replace(limits=wanted.limits._replace(weight=1)))
         report = lock.inspect()["rate"]
         free = rate.runs if report is None else report["free"]
         if free < leave:

@@ -122,5 +122,5 @@ def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:
         row = {"place": place, "waited_s": entry["waited_s"]}
     else:
         row = {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
-    seldom = ("group", "superseded_by")
+    seldom = ("group", "weight", "superseded_by")
     return row | {field: entry[field] for field in seldom if entry.get(field)}

@@ -69,6 +69,11 @@ def limited_body(self: Task, key: str, limit: Any, **kwargs: Any) -> Any:
     return body(self, key, **kwargs)
 
 
+def weighed_body(self: Task, key: str, weight: Any, **kwargs: Any) -> Any:
+    """Do as `body` does, for so many slots."""
+    return body(self, key, **kwargs)
+
+
 def body_of_call(self: Task, key: str, account: int, vendor: int, **kwargs: Any) -> Any:
     """Do as `body` does, for an account and a vendor."""
     return body(self, key, **kwargs)

@@ -33,7 +33,7 @@ from celery_dflock.signals import (
     task_superseded,
 )
 from tests.celery_dflock.bodies import ASIDE as ASIDE
-from tests.celery_dflock.bodies import LONG, SHORT, body, body_of_call, limited_body
+from tests.celery_dflock.bodies import LONG, SHORT, body, body_of_call, limited_body, weighed_body
 from tests.celery_dflock.record import note
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -258,6 +258,21 @@ parked_by_function = job(
 )
 
 
+def weight_of(_task: Task, _args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return kwargs["weight"]
+
+
+READ: dict[str, Any] = {"lock_limit": 100, "lock_timeout": LONG}
+WRITE = {**READ, "lock_weight": "all"}
+read = job("read", **READ)
+write = job("write", **WRITE)
+parked_read = job("parked_read", lock_wait="consumer", **READ)
+parked_write = job("parked_write", lock_wait="consumer", **WRITE)
+GPUS: dict[str, Any] = {"lock_limit": 8, "lock_timeout": LONG, "body": weighed_body}
+by_weight = job("by_weight", lock_weight=weight_of, **GPUS)
+parked_by_weight = job("parked_by_weight", lock_wait="consumer", lock_weight="{weight}", **GPUS)
+
+
 def decide(_task: Task, error: LockNotAcquiredError) -> str:
     return f"instead of {error.key}"
 
@@ -315,6 +330,11 @@ PAIR_KEYS = ["{key}:a", "{key}:b"]
 parked_pair = job("parked_pair", lock_key=PAIR_KEYS, **PAIR)
 THREE = [Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"]
 parked_three = job("parked_three", lock_key=THREE, **PAIR)
+parked_shares = job(
+    "parked_shares",
+    lock_key=[Lock("{key}:gpu", limit=8, weight=3), Lock("{key}:report", limit=100, weight="all")],
+    **PAIR,
+)
 parked_three_late = job("parked_three_late", lock_key=THREE, acks_late=True, **PAIR)
 parked_pair_lease = job("parked_pair_lease", lock_key=PAIR_KEYS, **PAIR, lock_ttl=SHORT)
 parked_pair_short = job(
@@ -344,6 +364,9 @@ ticket = job("ticket", lock_timeout=0, lock_requeue=LONG_HOLD)
 ticket_patient = job("ticket_patient", lock_timeout=0.5, lock_requeue=LONG_HOLD)
 ticket_parked = job("ticket_parked", lock_wait="consumer", lock_timeout=0.5, lock_requeue=LONG_HOLD)
 ticket_by_twos = job("ticket_by_twos", lock_timeout=0, lock_limit=2, lock_requeue=LONG_HOLD)
+ticket_weighed = job(
+    "ticket_weighed", lock_timeout=0, lock_limit=3, lock_weight=2, lock_requeue=LONG_HOLD
+)
 ticket_short = job("ticket_short", lock_timeout=0, lock_requeue={**AT_ONCE, "hold": 1})
 ticket_none = job("ticket_none", lock_timeout=0, lock_requeue={**AT_ONCE, "hold": None})
 ticket_decided = job(

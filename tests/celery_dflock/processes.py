@@ -88,7 +88,7 @@ class Cluster:
 
     def send(self, task: Task, key: str, *args: Any, **options: Any) -> AsyncResult:
         """Send a task; what is no option of the message is an argument."""
-        names = ("then", "seconds", "gate", "limit")
+        names = ("then", "seconds", "gate", "limit", "weight")
         kwargs = {name: options.pop(name) for name in names if name in options}
         return task.apply_async(args, {"key": key, **kwargs}, **options)
 

@@ -142,7 +142,9 @@ def assert_known_is_found(
             known = planned(task, sent, task._bound())
             assert comparable(known) == comparable(from_scratch(task, sent))
             for name, value in call.items() if headers else ():
-                if name in ("lock_limit", "lock_ttl", "lock_conflict", "lock_wait"):
+                if name == "lock_limit":
+                    assert known[1].limits.limit == value
+                if name in ("lock_ttl", "lock_conflict", "lock_wait"):
                     assert getattr(known[1], name.removeprefix("lock_")) == value
 
 

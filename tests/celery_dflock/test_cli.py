@@ -205,6 +205,16 @@ def test_groups_and_who_is_superseded(run: Run, server: LockServer) -> None:
         assert run("waiters").stdout.startswith("own  1. run 2, group tenant:2  for ")
 
 
+def test_weights(run: Run, server: LockServer) -> None:
+    def lock(label: str, weight: Any) -> DistributedSemaphore:
+        servers = [server.address]
+        return DistributedSemaphore("gpu", 8, None, servers=servers, label=label, weight=weight)
+
+    with lock("three", 3), Waiter(lock("all", "all")):
+        assert run("locks").stdout.startswith("gpu  three, weight 3  held ")
+        assert run("waiters").stdout.startswith("gpu  1. all, weight all  for ")
+
+
 @pytest.mark.parametrize(("k", "has_limit"), [("k", True), ("j", False)])
 def test_rates(run: Run, server: LockServer, k: str, has_limit: bool) -> None:
     def lock(label: str) -> DistributedLock:

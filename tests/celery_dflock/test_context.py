@@ -222,6 +222,31 @@ async def test_group(hold: Hold, lock_server: LockServer, key: str) -> None:
             assert other.held
 
 
+async def test_weight(hold: Hold, lock_server: LockServer, key: str) -> None:
+    semaphore = DistributedSemaphore(key, 9, servers=[lock_server.address])
+    async with hold(key, limit=9, weight=4), hold(key, limit=9, weight=5):
+        assert [each["weight"] for each in semaphore.inspect()["holders"]] == [4, 5]
+        with pytest.raises(LockNotAcquiredError):
+            async with hold(key, 0, limit=9):
+                pass
+    async with hold(key, limit=9, weight="all"):
+        assert [each["weight"] for each in semaphore.inspect()["holders"]] == ["all"]
+    assert repr(dflock(key, limit=9, weight="all")).endswith("limit=9, weight='all')")
+
+
+@pytest.mark.parametrize(
+    ("limit", "weight", "line"),
+    [
+        (9, "most", "weight is 'most': give a whole number, 1 or more, or 'all'"),
+        (9, 10, "weight is 10: give a whole number up to the limit, 9, or 'all'"),
+        (1, "all", "weight is 'all': give a limit above 1 too, or remove it"),
+    ],
+)
+def test_a_weight_that_cannot_be_taken(limit: int, weight: Any, line: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=f"^{line}"):
+        dflock("key", limit=limit, weight=weight)
+
+
 async def test_a_group_that_cannot_be_meant(hold: Hold, key: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"group_limit is 1.*give a group"):
         async with hold(key, group_limit=1):

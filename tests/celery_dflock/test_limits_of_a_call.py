@@ -63,7 +63,7 @@ def by_plan(_task: Task, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def test_a_function_or_a_template_says_what_the_limits_of_a_call_are(
     options: dict[str, Any], call: dict[str, Any], limits: tuple[Any, ...]
 ) -> None:
-    assert limits_of(bind(**options), 1, **call) == limits
+    assert limits_of(bind(**options), 1, **call) == Limits(*limits)
 
 
 BAD = [
@@ -230,7 +230,7 @@ def test_a_header_may_name_a_template(lock_server: LockServer, key: str) -> None
     task = bind(lock_key=key)
     bound = task._bound({"lock_limit": "{seats}", "lock_rate": "{account}/m"})
     [wanted] = bound.options.wanted(task, (5,), {"seats": 4}, "")
-    assert wanted.limits == (4, RunRate(5, 60), None)
+    assert wanted.limits == Limits(4, RunRate(5, 60), None)
 
 
 keys = st.text(st.characters(codec="ascii", min_codepoint=97, max_codepoint=102), min_size=1)

@@ -82,6 +82,21 @@ PAUSED = {"by": "ann@w1", "reason": "the vendor is down", "paused_s": 12.3, "lef
             "waited 5 s, rate: next in 4 s, still held",
         ),
         (Look([holder("a")], 8, rate(0), None, 7), None, "rate: next in 4 s", "waited 5 s, {}"),
+        # Who needs more than is free: of the slots, of the places of a rate, or of neither.
+        (
+            Look([holder("a")], 8, rate(2), None, 6, 3),
+            "a, for 3 s",
+            "held by a, for 3 s, rate: 2 of 10 free",
+            "waited 5 s, rate: 2 of 10 free, still held",
+        ),
+        (Look([holder("a")], 8, rate(2), None, 5, 3), None, "rate: 2 of 10 free", "waited 5 s, {}"),
+        (Look([], 100, rate(9), None, None, "all"), None, "rate: 9 of 10 free", "waited 5 s, {}"),
+        (
+            Look([holder("a")], 8, rate(3), None, 1, "all"),
+            "a, for 3 s",
+            "held by a, for 3 s, rate: 3 of 10 free",
+            "waited 5 s, rate: 3 of 10 free, still held",
+        ),
         # The holder, for there are places.
         (
             Look([holder("a")], 1, rate(2)),

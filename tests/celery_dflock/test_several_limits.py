@@ -19,7 +19,7 @@ from celery_dflock import (
     Skipped,
     dflock,
 )
-from celery_dflock.limits import MAX_LIMIT, Wanted
+from celery_dflock.limits import MAX_LIMIT, Limits, Wanted
 from dflockd.rates import RunRate
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
@@ -43,31 +43,32 @@ def wanted_by(task: Task, *args: Any) -> list[Wanted]:
 
 def test_each_has_its_own_limits_and_the_narrowest_comes_first() -> None:
     task = bind(
-        Lock("fleet", limit=50),
+        Lock("fleet", limit=50, weight="all"),
         Lock("vendor:{vendor}", limit="{seats}", rate="10/m"),
         Lock("tenant:{account}", None, group="{vendor}", group_limit=lambda *_: 2),
         "account:{account}",
         lock_rate="{seats}/s",
     )
     assert wanted_by(task, 7) == [
-        (LockKey("account:7"), (1, RunRate(3, 1), None), None),
-        (LockKey("vendor:acme"), (3, RunRate(10, 60), None), None),
-        (LockKey("fleet"), (50, None, None), None),
-        (LockKey("tenant:7"), (MAX_LIMIT, None, 2), "acme"),
+        (LockKey("account:7"), Limits(1, RunRate(3, 1), None), None),
+        (LockKey("vendor:acme"), Limits(3, RunRate(10, 60), None), None),
+        (LockKey("fleet"), Limits(50, None, None, "all"), None),
+        (LockKey("tenant:7"), Limits(MAX_LIMIT, None, 2), "acme"),
     ]
     assert task.lock_keys(7) == ["account:7", "vendor:acme", "fleet", "tenant:7"]
     assert wanted_by(task, 7, "acme", 60)[1].key == "fleet"
 
 
 def test_a_lock_takes_nothing_from_the_task_and_a_text_takes_all() -> None:
-    [lock, text] = wanted_by(bind(Lock("a"), "b", lock_limit=3, lock_group="{account}"), 1)
-    assert lock == ("a", (1, None, None), None)
-    assert text == ("b", (3, None, None), "1")
+    task = bind(Lock("a"), "b", lock_limit=3, lock_weight=2, lock_group="{account}")
+    [lock, text] = wanted_by(task, 1)
+    assert lock == ("a", Limits(1, None, None), None)
+    assert text == ("b", Limits(3, None, None, 2), "1")
 
 
 def test_one_lock_is_a_key_as_any() -> None:
     task = bind(Lock("vendor:{vendor}", limit=3, group="{account}"))
-    assert wanted_by(task, 1) == [("vendor:acme", (3, None, None), "1")]
+    assert wanted_by(task, 1) == [("vendor:acme", Limits(3, None, None), "1")]
     assert task._bound().keys_of(task, (1,), {}) == ["vendor:acme"]
     assert task._lock_options.group is not None
 
@@ -91,6 +92,11 @@ def test_a_key_that_two_of_them_make_is_taken_once() -> None:
         ),
         (Lock("v", rate="10"), "rate of Lock('v') is '10': give a text such as '10/m'"),
         (Lock("v", group_limit=2), "group_limit of Lock('v') is 2: give a group too, or remove it"),
+        (Lock("v", weight=2), "weight of Lock('v') is 2: give a limit above 1 too, or remove it"),
+        (
+            Lock("v", 3, weight=4),
+            "weight of Lock('v') is 4: give a whole number up to the limit, 3",
+        ),
         (Lock("v", limit="{nobody}"), "limit of Lock('v') '{nobody}': {nobody} names no argument"),
         (Lock("v", group=5), "group of Lock('v') is 5: give a template over"),  # type: ignore[arg-type]
         (Lock("{nobody}"), "'{nobody}': {nobody} names no argument of the task"),

@@ -150,6 +150,14 @@ def test_a_rate_lets_as_many_through_as_are_left(app: Celery) -> None:
         use_up_rate(task(app, nothing).s(8))
 
 
+def test_a_rate_is_used_up_by_ones_whatever_the_weight_of_the_call(app: Celery) -> None:
+    fetch = task(app, nothing, lock_rate="5/h", lock_limit=9, lock_weight=2)
+    use_up_rate(fetch.s(7), leave=3)
+    assert fetch.delay(7).get() == 7
+    with pytest.raises(LockNotAcquiredError, match="was not acquired: rate: 1 of 5 free"):
+        fetch.delay(7)
+
+
 def test_a_rate_of_a_lock_that_is_held(app: Celery) -> None:
     fetch = task(app, nothing, lock_rate="5/h", lock_limit=1)
     with (
