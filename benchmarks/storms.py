@@ -90,6 +90,8 @@ STORMS: dict[str, tuple[str, ...]] = {
     "evict": ("l|{mine}|0", "evict|{mine}|{fence}", "evict|{key}|1"),
     "sevict": ("sl|held|0 1000000", "sevict|held|{fence}"),
     "find": ("find|waiters,all|group-{n}",),
+    "pause": ("pause|{mine}|", "resume|{mine}|_"),
+    "resume": ("resume|{mine}|_", "pause|{mine}|"),
     "stats": ("stats|_|_",),
     "shards": ("shards|_|_",),
     "ping": ("ping|_|_",),

@@ -1,4 +1,4 @@
-"""A lock server in which a rate always has a place, and a fair group always has room."""
+"""A lock server in which a rate always has a place, and no fair group has a limit."""
 
 import sys
 from typing import Any
@@ -14,5 +14,5 @@ def a_place(_rate: Any, _now: float) -> int:
 
 if __name__ == "__main__":
     KeyRate.free = a_place  # type: ignore[assignment]
-    Lane.has_room = property(lambda _: True)  # type: ignore[assignment, method-assign]
+    Lane.limit = property(lambda _: 0, lambda _, limit: None)  # type: ignore[assignment, misc]
     sys.exit(main())

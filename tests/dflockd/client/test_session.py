@@ -29,6 +29,7 @@ from tests.dflockd.client.weather import BrokenRuleError, some_weather
 
 RARE = {
     "a shorter lease begins once it is confirmed": 37,
+    "a position is left with its connection open": 398,
 }
 """Planted faults that few worlds show, and the first world that does."""
 
