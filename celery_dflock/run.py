@@ -63,9 +63,8 @@ def run_locked(plan: Plan) -> Any:
         finally:
             _release(plan, run, loss)
     except BaseException as exc:
-        # An exception that a signal handler raises may have kept the release above from beginning.
-        if gate.end(run):
-            locks.release()
+        # A time limit, or what else a signal handler raises, may have cut the release above short.
+        _release(plan, run, loss)
         if not isinstance(exc, SupersededError) or not loss.has_superseded(exc):
             raise  # the latter is of the task that has called this one
         superseding.revoke(plan, exc)
@@ -115,17 +114,17 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
 
 
 def _release(plan: Plan, run: gate.Run, loss: Loss) -> None:
+    """Release the locks of a run, and say so; called again, do what an exception has kept from it."""
     held, locks = None, run.locks
-    try:
-        if loss.has_begun and lock_released.is_heard:
-            held = TaskLock.of(locks)  # while it knows its fence
-    finally:
-        if gate.end(run):
-            locks.release()
+    if loss.has_begun and lock_released.is_heard:
+        held = TaskLock.of(locks)  # while it knows its fence
+    if gate.end(run):
+        locks.release()
     if loss.has_begun and logger.isEnabledFor(logging.DEBUG):
         logger.debug("task %s has released lock %r", plan.name, ", ".join(plan.keys))
     if held is not None:
         lock_released.send(sender=plan.task, request=plan.request, lock=held)
+    loss.has_begun = False
 
 
 def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:

@@ -10,7 +10,9 @@ import pytest
 from celery import Celery
 
 import celery_dflock
-from celery_dflock import LockedTask, current_lock
+from celery_dflock import Lock, LockedTask, current_lock
+from celery_dflock.held import TaskLock
+from celery_dflock.signals import lock_acquired, lock_released
 from celery_dflock.worker import interrupt
 from celery_dflock.worker.interrupt import Interruptible
 from celery_dflock.worker.shutdown import shutdown
@@ -27,34 +29,57 @@ def is_of_plugin(frame: FrameType) -> bool:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"lock_rate": "1000/s"}, {"lock_conflict": "supersede"}],
-    ids=["plain", "rate", "supersede"],
+    [
+        {},
+        {"lock_rate": "1000/s"},
+        {"lock_conflict": "supersede"},
+        {"lock_conflict": "newest"},
+        {"lock_limit": 8, "lock_weight": "all"},
+        {"lock_key": ["{key}", Lock("{key}:b", limit=8, weight=3)]},
+    ],
+    ids=["plain", "rate", "supersede", "newest", "weight", "several"],
 )
 def test_nothing_is_left_behind(options: dict[str, Any], lock_server: LockServer, key: str) -> None:
-    """The lock is free though the exception is kept, and the process knows of no run any more."""
+    """The lock is free though the exception is kept, and the process knows of no run any more.
+
+    Who was told that it is held is told that it is free.
+    """
     app = Celery("interrupted", set_as_current=False)
     app.conf.dflock_servers = [lock_server.address]
 
-    @app.task(base=LockedTask, lock_key=key, shared=False, **options)
-    def task() -> None:
+    @app.task(base=LockedTask, shared=False, **{"lock_key": "{key}", **options})
+    def task(key: str) -> None:
         assert current_lock()
+
+    held: set[int | None] = set()
+
+    def note_held(lock: TaskLock, **_: Any) -> None:
+        held.add(lock.fence)
+
+    def note_free(lock: TaskLock, **_: Any) -> None:
+        held.discard(lock.fence)
 
     def run() -> None:
         message = {"id": key, "delivery_info": {}, "called_directly": False, "is_eager": True}
         task.push_request(**message)
         try:
-            task()
+            task(key)
         finally:
             while task.request_stack.top is not None:
                 task.pop_request()
 
+    lock_acquired.connect(note_held, sender=task)
+    lock_released.connect(note_free, sender=task)
     run()
     reached = Reached(is_of_plugin)
     reached.call(run)
-    lock = task._bound().make_lock(key)
+    locks = [task._bound().make_lock(each) for each in task.lock_keys(key)]
+
+    def found() -> list[Any]:
+        return [holder for lock in locks for holder in lock.inspect()["holders"]]
 
     def told() -> str:
-        return f"{point}: {lock.inspect()}"
+        return f"{point}: {found()}"
 
     came = 0
     for point in reached.points:
@@ -63,7 +88,8 @@ def test_nothing_is_left_behind(options: dict[str, Any], lock_server: LockServer
         came += exc is not None
         assert current_lock() is None, point
         assert not shutdown.waiting, point
-        wait_until(lambda: None if lock.inspect()["holders"] else True, PATIENCE, told)
+        wait_until(lambda: None if found() else True, PATIENCE, told)
+        assert not held, point
         with Interruptible() as stretch:
             assert stretch._outer is None, point
         assert interrupt._innermost is None
