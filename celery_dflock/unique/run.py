@@ -164,8 +164,8 @@ _NOTHING = nullcontext()
 def _looked_after(plan: Plan, ours: Mapping[str, str]) -> Iterator[Carried]:
     options = plan.options
     brought = Carried(plan.task, plan.request, ours, options.ttl, plan.settings)
-    setattr(plan.request, _LOOKED_AFTER, True)
-    try:
+    try:  # at once: who is said to look after it does, whenever an exception of a signal comes
+        setattr(plan.request, _LOOKED_AFTER, True)
         if not plan.is_redelivered:  # one has no claim to it, as far as it is known to be one
             brought.take()
         yield brought
