@@ -14,7 +14,9 @@ already there.
 
 A task of several keys waits for one after the other here, in their order. All but the last are granted
 to the worker, whose connections and thread keep them: if it dies, they are free. With the turn of the
-last one the task goes to a process, which adopts the others: if that dies, they are free as well.
+last one the task goes to a process, which adopts the others: if that dies, they are free as well. A
+worker whose own thread runs its tasks (solo) cannot see to what is held here meanwhile: there it waits
+for the turn of the first one alone.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from functools import cache, partial
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.common import ignore_errors
@@ -92,6 +95,8 @@ class ConsumerWait:
         """What may ask servers and take long: receivers that are told who waits, for one."""
         self._releases = Errands("dflock-releases")
         """Gives back locks of tasks that need several: not behind somebody who is slow."""
+        self._may_hold = not isinstance(consumer.pool, SoloPool)
+        """Whether this thread is there for what tasks hold here, while others run."""
         self._inbox = Inbox(consumer)
         self._slots, self._use = slots_of(consumer, self._inbox.post)
         self._prefetch = Prefetch(consumer)
@@ -220,6 +225,7 @@ class ConsumerWait:
         return there is not None and not there.is_in_pool
 
     def _wait(self, waiter: Waiter) -> None:
+        waiter.holds_nothing = not self._may_hold
         self._join(waiter)
         request = waiter.request
         # A reserved task counts as work: for the autoscaler, and where prefetching is disabled.

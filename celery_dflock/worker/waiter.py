@@ -62,13 +62,13 @@ class Waiter:
         is_over: whether nobody is to come back to it.
         is_cut: whether the broker waits no longer than `timeout`, and this would.
         is_to_be_sent: whether it could not be sent again yet.
-        has_let_go: whether it has given back what it held here. From then on it waits for the turn of
-            the first key alone, and takes the others in its process.
+        holds_nothing: whether it is to hold nothing here, or has given it back. Then it waits for the
+            turn of the first key alone, and takes the others in its process.
     """
 
     handed: HandOff | None = None
     held: tuple[DistributedLock, ...] = ()
-    has_let_go = False
+    holds_nothing = False
     is_in_pool = False
     is_accepted = False
     is_over = False
@@ -163,12 +163,12 @@ class Waiter:
     @property
     def is_last(self) -> bool:
         """Whether what comes next is a process."""
-        return self.has_let_go or len(self.held) == len(self._locks) - 1
+        return self.holds_nothing or len(self.held) == len(self._locks) - 1
 
     @property
     def left(self) -> float | None:
         """Seconds left to wait; ``None`` for no end."""
-        if self.timeout is None or not (self.held or self.has_let_go):
+        if self.timeout is None or not (self.held or self.holds_nothing):
             return self.timeout
         return max(0.0, self.timeout - (time.monotonic() - self._here_since))
 
@@ -192,7 +192,7 @@ class Waiter:
         """
         # Others: a wait that was given up may not have come to its end yet.
         self._locks = self._make_locks()
-        self.lock, self.has_let_go = self._locks[0], True
+        self.lock, self.holds_nothing = self._locks[0], True
 
     def overtaken(self) -> HandOff:
         """Return what the process is told if the turn came, and what is held cannot be lent."""

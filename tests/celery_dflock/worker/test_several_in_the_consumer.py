@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.bodies import SHORT
-from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of
 
 POOLS = ["prefork", "threads", pytest.param("gevent", marks=pytest.mark.soak)]
 
@@ -189,6 +189,25 @@ def test_without_a_free_process_nothing_is_held(
     gate.touch()
     assert busy.get(timeout=PATIENCE) == busy.id
     assert sent.get(timeout=PATIENCE) == sent.id
+
+
+def test_a_busy_solo_worker_holds_nothing(
+    cluster: Cluster, waiter: Callable[..., Waiter], key: str, gate: Path
+) -> None:
+    """The thread that would see to it is in a task."""
+    with cluster.worker("busy", pool="solo", concurrency=1) as worker:
+        cluster.wait_ready(worker)
+        with cluster.lock(f"{key}:a"):
+            sent = cluster.send(jobs.parked_pair, key, queue=worker.name)
+            cluster.wait_waiters(f"{key}:a", 1)
+            busy = cluster.send(jobs.plain, key, gate=str(gate), queue=worker.name)
+            cluster.wait_event("start", busy)
+            other = waiter(f"{key}:a")
+        other.wait_granted()
+        other.lock.release()
+        gate.touch()
+        assert sent.get(timeout=PATIENCE) == sent.id
+        assert cluster.wait_event("end", sent)["held"] is True
 
 
 def test_one_whose_lock_is_lost_meanwhile_waits_anew(
