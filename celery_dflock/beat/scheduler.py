@@ -232,6 +232,10 @@ class DflockScheduler:
         except NotLeadingError as exc:
             self._step_down(exc)
             return 0
+        except Exception as exc:  # of what it keeps its entries in; the next leader reads them anew
+            self._say(logging.ERROR, f"no longer leading, could not go on: {exc!r}", exc_info=True)
+            self._drop()
+            return PAUSE
         return min(seconds, self._settings.lock_ttl / 3)
 
     def _step_down(self, why: object) -> None:

@@ -15,7 +15,7 @@ from statistics import median
 
 import pytest
 
-from examples.demo.stage import ROOT, LockServer, Worker
+from examples.demo.stage import ROOT, LockServer, Redis, Worker
 from tests.celery_dflock.beat import scheduled
 from tests.celery_dflock.beat.fleet import APP, LEADS, Beat, Event, Fleet
 
@@ -104,6 +104,24 @@ def test_a_firing_that_was_written_down_and_not_sent(fleet: Fleet, tmp_path: Pat
     first = next(event for event in fleet.sent(start) if event["pid"] == new.pid)
     assert first["id"] in again
     assert_none_missed(fleet, start, 0)
+
+
+def test_a_scheduler_whose_redis_is_away_for_a_while(
+    tmp_path: Path, lock_server: LockServer
+) -> None:
+    """RedBeat itself ends its beat; here there is none that takes over."""
+    pytest.importorskip("redbeat")
+    env = {scheduled.INNER: SCHEDULERS["redbeat"]}
+    with Redis(tmp_path) as redis:
+        prefix = f"{tmp_path.name}:"
+        with Fleet(
+            tmp_path, redis.url, lock_server, size=1, ttl=600, prefix=prefix, **env
+        ) as fleet:
+            fleet.wait_sent(1)
+            redis.kill()
+            fleet.beats[0].wait_log("no longer leading, could not go on")
+            redis.start()
+            fleet.wait_sent(2)
 
 
 @pytest.mark.parametrize("has_store", [False, True])
