@@ -142,15 +142,21 @@ lock_acquired.for_events = lock_released.for_events = 1
 
 def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:
     """Send an event over a connection of the app's pool, which any process and thread may use."""
+    app = task.app
     try:
-        with task.app.events.default_dispatcher(hostname=request.hostname) as dispatcher:
-            dispatcher.send(
-                kind,
-                uuid=request.id,
-                name=task.name,
-                retry=True,
-                retry_policy=RETRY_POLICY,
-                **fields,
-            )
+        with app.amqp.producer_pool.acquire(block=True) as producer:
+            connection = producer.connection
+            connection.ensure_connection(**RETRY_POLICY)  # else the channel tries for seconds
+            with app.events.Dispatcher(
+                connection, request.hostname, channel=producer.channel
+            ) as dispatcher:
+                dispatcher.send(
+                    kind,
+                    uuid=request.id,
+                    name=task.name,
+                    retry=True,
+                    retry_policy=RETRY_POLICY,
+                    **fields,
+                )
     except OperationalError as exc:
         logger.warning("event %s of task %s[%s] was not sent: %s", kind, task.name, request.id, exc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.app.task import Context
 from celery.events.state import State
 from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 
+from celery_dflock import LockedTask
+from celery_dflock.signals import task_skipped
+from celery_dflock.worker import events
 from dflockd import admin
 from examples.demo.stage import Process, Worker
 from tests.celery_dflock import jobs
@@ -264,3 +270,23 @@ def test_only_while_events_are_enabled(cluster: Cluster, monitor: Monitor, key: 
     assert monitor.kinds(enabled) == ["lock-acquired", "lock-released"]
     assert monitor.kinds(before) == []
     assert monitor.kinds(after) == []
+
+
+def test_a_broker_that_is_away_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A channel of it would be tried again after a pause, which is as long as the test has."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        broker = f"amqp://127.0.0.1:{nobody.getsockname()[1]}"
+        app = Celery("away", broker=broker, set_as_current=False)
+        pause = {"interval_start": jobs.LONG, "interval_max": jobs.LONG}
+        app.conf.broker_transport_options = pause
+
+        @app.task(shared=False, name="away", base=LockedTask)
+        def task() -> None: ...
+
+        monkeypatch.setattr(events, "_wanted", b"\1")
+        request = Context(id="away", hostname="here")
+        task_skipped.send(sender=task, request=request, key="k", holder=None)
+    assert "event lock-skipped of task away[away] was not sent" in caplog.text
