@@ -74,8 +74,10 @@ def weighed_body(self: Task, key: str, weight: Any, **kwargs: Any) -> Any:
     return body(self, key, **kwargs)
 
 
-def body_of_call(self: Task, key: str, account: int, vendor: int, **kwargs: Any) -> Any:
-    """Do as `body` does, for an account and a vendor."""
+def body_of_call(
+    self: Task, key: str, account: int, vendor: int, weight: Any = 1, **kwargs: Any
+) -> Any:
+    """Do as `body` does, for an account and a vendor, and so many slots of some lock."""
     return body(self, key, **kwargs)
 
 

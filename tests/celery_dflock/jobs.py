@@ -352,6 +352,17 @@ four = job(
     body=body_of_call,
     **PAIR,
 )
+four_in_turns = job(
+    "four_in_turns",
+    lock_key=[
+        Lock("{key}:vendor:{vendor}", limit=3, rate=(8, 1.0), group="{account}", group_limit=1),
+        Lock("{key}:fleet", limit=5, weight="{weight}"),
+    ],
+    acks_late=True,
+    reject_on_worker_lost=True,
+    body=body_of_call,
+    **PAIR,
+)
 parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=LONG, lock_conflict="fail")
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=LONG, rate_limit="5/s")
 
