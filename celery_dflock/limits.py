@@ -155,6 +155,8 @@ class Bounds:
     group: KeyTemplate | KeyFunction | None
     """What takes turns with others at the key."""
     bad: Bad = field(compare=False)
+    named: Callable[[str], str] = field(compare=False)
+    """Returns what errors call an option, by its short name."""
 
     @property
     def is_fixed(self) -> bool:

@@ -318,12 +318,14 @@ class LockOptions:
     ) -> tuple[Limits, LockKey | None]:
         def value_of(name: str, source: Made) -> Any:
             if isinstance(source, KeyTemplate):
-                return read_value(self._make(source, task, args, kwargs, f"lock_{name}")[0])
+                return read_value(self._make(source, task, args, kwargs, bounds.named(name))[0])
             return source(task, args, kwargs)
 
         limits = bounds.limits({name: value_of(name, each) for name, each in bounds.made.items()})
-        group = bounds.group
-        return limits, None if group is None else self.make_group(group, task, args, kwargs)
+        if bounds.group is None:
+            return limits, None
+        option = bounds.named("group")
+        return limits, self.make_group(bounds.group, task, args, kwargs, option)
 
     def make_group(
         self,
@@ -331,6 +333,7 @@ class LockOptions:
         task: Task,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        option: str = "lock_group",
     ) -> LockKey:
         """Return the group of one call.
 
@@ -338,9 +341,9 @@ class LockOptions:
             LockKeyError: the arguments make none.
             TypeError: the arguments do not fit the task.
         """
-        made = self._make(source, task, args, kwargs, "lock_group")
+        made = self._make(source, task, args, kwargs, option)
         if len(made) != 1:
-            raise LockKeyError(task.name, f"lock_group returned {shown(made)}, not a text")
+            raise LockKeyError(task.name, f"{option} returned {shown(made)}, not a text")
         return finish(made[0])
 
     def _make(
@@ -492,6 +495,7 @@ def _bounds(
         {name: value for name, value in sources.items() if is_made(value)},
         None if lock.group is None else _key(values, signature, lock.group, named("group")),
         bad,
+        named,
     )
     found.check()
     return found

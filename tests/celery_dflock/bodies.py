@@ -11,7 +11,7 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Reject
 
-from celery_dflock import current_lock, dflock
+from celery_dflock import LockLostError, current_lock, dflock
 from tests.celery_dflock.record import note
 
 SHORT = 3
@@ -74,8 +74,10 @@ def weighed_body(self: Task, key: str, weight: Any, **kwargs: Any) -> Any:
     return body(self, key, **kwargs)
 
 
-def body_of_call(self: Task, key: str, account: int, vendor: int, **kwargs: Any) -> Any:
-    """Do as `body` does, for an account and a vendor."""
+def body_of_call(
+    self: Task, key: str, account: int, vendor: int, weight: Any = 1, **kwargs: Any
+) -> Any:
+    """Do as `body` does, for an account and a vendor, and so many slots of some lock."""
     return body(self, key, **kwargs)
 
 
@@ -106,6 +108,15 @@ def _retry_in_doubt(self: Task) -> Any:
         return self.request.id
     _end_in_doubt(self)
     raise self.retry(countdown=1)
+
+
+def _retry_if_lost(self: Task) -> Any:
+    if not self.request.retries:
+        try:
+            time.sleep(LONG)
+        except LockLostError as exc:
+            raise self.retry(exc=exc, countdown=0) from exc
+    return self.request.id
 
 
 def _fork(self: Task) -> None:
@@ -155,6 +166,7 @@ END: dict[str, Callable[[Task], Any]] = {
     "raise once": lambda self: self.request.retries or _raise(ValueError("as asked")),
     "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
     "retry slowly": _retry_then_clean_up,
+    "retry if lost": _retry_if_lost,
     "retry later": lambda self: self.request.retries or _raise(self.retry(countdown=0.5)),
     "retry aside": lambda self: (
         self.request.retries or _raise(self.retry(countdown=0, queue=ASIDE))

@@ -239,6 +239,29 @@ by_locks = job(
     lock_key=[Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"],
     lock_timeout=LONG,
 )
+by_locks_backwards = job(
+    "by_locks_backwards",
+    lock_key=["{key}", Lock("{key}:vendor", limit=2, rate="5/h"), Lock("{key}:fleet", limit=3)],
+    lock_timeout=LONG,
+)
+by_two_names = job(
+    "by_two_names",
+    lock_key=[Lock("{key}:vendor", limit=3, rate="5/h"), Lock("{key}:{limit}", limit=2)],
+    lock_timeout=LONG,
+    body=limited_body,
+)
+by_second_limit = job(
+    "by_second_limit",
+    lock_key=["{key}", Lock("{key}:vendor", limit="{limit.seats}", rate="5/h")],
+    lock_timeout=LONG,
+    body=limited_body,
+)
+by_two_names_of = job(
+    "by_two_names_of",
+    lock_key=["{key}", Lock("{key}:{limit.name}", limit=3)],
+    lock_timeout=LONG,
+    body=limited_body,
+)
 by_twos = job("by_twos", lock_limit=2, lock_timeout=LONG)
 singleton = job("singleton", base=SingletonTask)
 
@@ -352,6 +375,17 @@ four = job(
     body=body_of_call,
     **PAIR,
 )
+four_in_turns = job(
+    "four_in_turns",
+    lock_key=[
+        Lock("{key}:vendor:{vendor}", limit=3, rate=(8, 1.0), group="{account}", group_limit=1),
+        Lock("{key}:fleet", limit=5, weight="{weight}"),
+    ],
+    acks_late=True,
+    reject_on_worker_lost=True,
+    body=body_of_call,
+    **PAIR,
+)
 parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=LONG, lock_conflict="fail")
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=LONG, rate_limit="5/s")
 
@@ -428,8 +462,8 @@ def note_superseded(sender: Task, key: str, by: str, was_running: bool, **_: Any
 
 
 @lock_lost.connect
-def note_lost(sender: Task, lock: Any, **_: Any) -> None:
-    note("lost", sender, key=lock.key if lock else None)
+def note_lost(sender: Task, key: str, **_: Any) -> None:
+    note("lost", sender, key=key)
 
 
 # Tasks that are not sent twice.

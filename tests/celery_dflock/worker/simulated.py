@@ -19,7 +19,19 @@ from celery_dflock.run import TURN_TIMEOUT
 from celery_dflock.worker import consumer_wait
 from celery_dflock.worker.consumer_wait import ConsumerWait
 from celery_dflock.worker.inbox import Inbox
-from dflockd.wire import Acquire, Granted, How, Owner, Release, Renew, Renewed, Reserve, TimedOut
+from dflockd.table import Entry, Waiter
+from dflockd.wire import (
+    Acquire,
+    Granted,
+    How,
+    Owner,
+    Pause,
+    Release,
+    Renew,
+    Renewed,
+    Reserve,
+    TimedOut,
+)
 from tests.celery_dflock.worker.simulated_locks import (
     LOCK,
     START,
@@ -53,6 +65,7 @@ class Call(NamedTuple):
     """Its process ends before it asks for the lock."""
     needs_all: bool = False
     """Whether it needs all keys."""
+    weight: int = 1
 
 
 class Lent(NamedTuple):
@@ -111,12 +124,13 @@ class Task:
         group = None if call.group is None else b"group-%d" % call.group
         owner = Owner(self.id.encode(), 0, call.age) if call.age else None
         limit = 1 if call.age else world.limits[key]
-        self.wanted = Wanted(b"key-%d" % key, limit, group, world.rates[key], owner)
+        weight = 1 if call.age else call.weight
+        self.wanted = Wanted(b"key-%d" % key, limit, group, world.rates[key], owner, weight)
         self.others: list[Wanted] = []
         """What it needs beside that, and takes after it."""
         if call.needs_all and not call.age:
             every = [
-                Wanted(b"key-%d" % n, each, group, world.rates[n], None)
+                Wanted(b"key-%d" % n, each, group, world.rates[n], None, weight)
                 for n, each in enumerate(world.limits)
             ]
             self.wanted, *self.others = sorted(every, key=lambda each: (each.limit, each.key))
@@ -196,12 +210,14 @@ class Task:
     def answered(self, reply: Any) -> None:
         assert self.connection is not None
         if isinstance(reply, Granted):
+            self.world.check_not_paused(self.asked.key)
             self.held.append((self.asked, reply.token, self.connection))
             if len(self.held) <= len(self.others):
                 self.ask("")
                 return
             self.world.ran.append(self)
             assert self.world.clock.now >= self.call.at
+            self.world.enter(self)
             for wanted, token, connection in self.held:
                 if wanted.rate is not None:
                     connection.ask(Renew(LOCK, wanted.key, token, 600, How.BEGUN))
@@ -217,6 +233,7 @@ class Task:
 
     def release(self, *_: Any) -> None:
         """Release all, the last one first."""
+        self.world.inside.discard(self)
         wanted, token, connection = self.held.pop()
         then = self.release if self.held else lambda _: self.end()
         connection.ask(Release(LOCK, wanted.key, token), then)
@@ -319,6 +336,11 @@ class World:
         self.done: set[Task] = set()
         self.ended: dict[Task, float] = {}
         self.requeued = 0
+        self._operator = Connection(self.server, "operator")
+        self.inside: set[Task] = set()
+        """Those whose bodies run."""
+        self._pauses: list[SimpleNamespace] = []
+        """Of which `key`, when they have `begun`, and their `end`."""
         self._idle_since: dict[bytes, float] = {}
         self.workers = [Worker(self, *each, are_celerys) for each in enumerate(slots)]
         self.clock.after(0, self._look)
@@ -329,23 +351,58 @@ class World:
         entries = self.server.table._partition.spaces[LOCK]
         idle = set()
         for key, entry in entries.items():
-            queue = entry.queue()
-            free = entry.limit - len(entry.holds)
-            if queue.rate is not None:
-                free = min(free, queue.rate.free(now))
+            waiting = [waiter for waiter in entry.queue() if not (waiter.is_told or waiter.is_away)]
             wanting = [
                 waiter
-                for waiter in queue
-                if waiter.process is not None
-                and not waiter.is_told
-                and waiter.process.instance.decode() in ready
+                for waiter in waiting
+                if waiter.process is not None and waiter.process.instance.decode() in ready
             ]
-            if wanting and free > len(queue.told) + len(queue.expected):
+            # One that takes more than is free may be ahead of these. Its worker asks, though perhaps
+            # an ordinary task has taken its process since: it hears of that with the next turn.
+            able = [waiter for waiter in waiting if waiter.can_start]
+            if wanting and entry.pause is None and all(fits(entry, each, now) for each in able):
                 idle.add(key)
                 since = self._idle_since.setdefault(key, now)
                 assert now - since < LONG_IDLE, f"{key!r} is free, and {len(wanting)} want it"
         self._idle_since = {key: at for key, at in self._idle_since.items() if key in idle}
         self.clock.after(0.01, self._look)
+
+    def enter(self, task: Task) -> None:
+        """Have a body begin, beside others that leave it room."""
+        self.inside.add(task)
+        for key in [each.key for each, *_ in task.held]:
+            there = [each for task in self.inside for each, *_ in task.held if each.key == key]
+            assert sum(each.slots for each in there) <= there[0].limit, f"too many have {key!r}"
+
+    def pause(self, number: int, seconds: float) -> None:
+        """Let nobody begin at a key for a while."""
+        key = b"key-%d" % (number % len(self.limits))
+
+        def is_paused(_: Any) -> None:
+            at = self.clock.now - WIRE
+            for pause in self._pauses:
+                if pause.key == key:  # the latest counts
+                    pause.end = min(pause.end, at)
+            self._pauses.append(SimpleNamespace(key=key, begun=at, end=at + seconds))
+
+        self._operator.ask(Pause(key, int(seconds * 1000)), is_paused)
+
+    def check_not_paused(self, key: bytes) -> None:
+        """Somebody hears now of a grant."""
+        granted = self.clock.now - WIRE
+        for pause in self._pauses:
+            is_paused = pause.key == key and pause.begun < granted < pause.end - WIRE
+            assert not is_paused, f"{key!r} is granted while it is paused"
+
+
+def fits(entry: Entry, waiter: Waiter, now: float) -> bool:
+    """Whether all is free that a waiter takes, and held for nobody."""
+    queue = entry.queue()
+    taken = entry.used + sum(each.weight for each in (*queue.told, *queue.expected))
+    if taken + min(waiter.weight, entry.limit) > entry.limit:
+        return False
+    rate = queue.rate
+    return rate is None or rate.free(now) - queue.places >= min(waiter.weight, rate.runs)
 
 
 class SimulatedWaiter(consumer_wait.Waiter):

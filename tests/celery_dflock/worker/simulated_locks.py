@@ -135,10 +135,19 @@ class Wanted:
     """What a task says of the lock that it wants."""
 
     def __init__(
-        self, key: bytes, limit: int, group: bytes | None, rate: int | None, owner: Owner | None
+        self,
+        key: bytes,
+        limit: int,
+        group: bytes | None,
+        rate: int | None,
+        owner: Owner | None,
+        weight: int = 1,
     ) -> None:
         self.key, self.limit = key, limit
-        self.group = None if group is None else FairGroup(group)
+        self.group = None
+        if group is not None or weight > 1:
+            self.group = FairGroup(group or b"", weight=weight)
+        self.slots = min(weight, limit)
         self.rate = None if rate is None else Rate(rate, 1000)
         self.owner = owner
 

@@ -1,6 +1,7 @@
 """One of an account, three of a vendor, so many a second of it, and so many of all: under load.
 
-Workers are killed and stopped meanwhile. The record of the runs says whether a limit was exceeded.
+Also with accounts that take turns at a vendor, and runs that take several of all. Workers are killed
+and stopped meanwhile. The record of the runs says whether a limit was exceeded.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import os
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
+from celery import Task
 
 from celery_dflock import Lock, LockedTask
 from examples.demo.stage import Worker
@@ -43,26 +46,37 @@ def runs_of(cluster: Cluster, key: str, kills: Sequence[Kill]) -> Iterator[tuple
     for start in cluster.events(what="start", key=key):
         end = ends.get((start["id"], start["pid"]))
         if end is None:
-            end = min(kill.at for kill in kills if kill.at >= start["at"])
+            worker = start["worker"]
+            end = min(k.at for k in kills if k.worker == worker and k.at >= start["at"])
         yield start, end
 
 
-def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
-    changes = sorted([(at, 1) for at, _ in spans] + [(at, -1) for _, at in spans])
-    most = now = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
+def most_at_once(
+    runs: Sequence[tuple[Event, float]], fields: Sequence[str], weight: Callable[[Event], int]
+) -> int:
+    """How much those with the same arguments took at once, where that was most."""
+    changes = defaultdict(list)
+    for event, end in runs:
+        taken, same = weight(event), tuple(event["kwargs"][field] for field in fields)
+        changes[same] += [(event["at"], taken), (end, -taken)]
+    return max(max(accumulate(more for _, more in sorted(each))) for each in changes.values())
 
 
-def judge(runs: Sequence[tuple[Event, float]]) -> None:
+def one(_: Event) -> int:
+    return 1
+
+
+def slots(event: Event) -> int:
+    weight = event["kwargs"].get("weight", 1)
+    return FLEET if weight == "all" else int(weight)
+
+
+def judge(runs: Sequence[tuple[Event, float]], task: Task = jobs.four) -> None:
     """Each limit, over all runs."""
-    assert most_at_once([(e["at"], end) for e, end in runs]) <= FLEET
-    for field, limit in (("account", 1), ("vendor", OF_VENDOR)):
-        for value in {e["kwargs"][field] for e, _ in runs}:
-            spans = [(e["at"], end) for e, end in runs if e["kwargs"][field] == value]
-            assert most_at_once(spans) <= limit, f"{field} {value}"
+    account = ["account"] if task is jobs.four else ["account", "vendor"]
+    assert most_at_once(runs, account, one) == 1
+    assert most_at_once(runs, ["vendor"], one) <= OF_VENDOR
+    assert most_at_once(runs, [], slots) <= FLEET
     for vendor in range(VENDORS):
         # Noted before the run begins, and after the grant: so these are as far apart at least.
         begun = sorted(e["acquired"] for e, _ in runs if e["kwargs"]["vendor"] == vendor)
@@ -90,18 +104,21 @@ def two(cluster: Cluster) -> Iterator[list[Worker]]:
 
 
 @pytest.mark.parametrize("number", [120, pytest.param(1500, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("task", [jobs.four, jobs.four_in_turns], ids=["four", "in_turns"])
 @pytest.mark.timeout(900)
 def test_none_is_exceeded_while_workers_are_killed_and_stopped(
-    cluster: Cluster, two: list[Worker], key: str, number: int
+    cluster: Cluster, two: list[Worker], key: str, task: Task, number: int
 ) -> None:
     dice = random.Random(number)
+    weights = [1] if task is jobs.four else [1, 1, 1, 2, "all"]
     sent = [
-        jobs.four.apply_async(
+        task.apply_async(
             kwargs={
                 "key": key,
                 "account": dice.randrange(ACCOUNTS),
                 "vendor": dice.randrange(VENDORS),
                 "seconds": dice.uniform(0, 0.15),
+                "weight": dice.choice(weights),
             },
             queue="four",
         )
@@ -127,12 +144,33 @@ def test_none_is_exceeded_while_workers_are_killed_and_stopped(
             os.killpg(worker.pid, signal.SIGCONT)
     cluster.wait(lambda: ended() == number or None, "all runs", number / 10 * PATIENCE)
     runs = list(runs_of(cluster, key, kills))
-    judge(runs)
+    judge(runs, task)
     assert {e["id"] for e, _ in runs} == {each.id for each in sent}
-    served = Counter(e["kwargs"]["account"] for e, _ in runs)
-    assert len(served) == ACCOUNTS
     for name in (f"{key}:fleet", *(f"{key}:vendor:{n}" for n in range(VENDORS))):
         cluster.wait_free(name)
+
+
+@pytest.mark.parametrize("task", [jobs.four, jobs.four_in_turns], ids=["four", "in_turns"])
+def test_small_tenants_do_not_wait_for_all_of_a_large_one(
+    cluster: Cluster, two: list[Worker], key: str, task: Task
+) -> None:
+    def send(account: int) -> str:
+        kwargs = {"key": key, "account": account, "vendor": 0, "weight": 1}
+        return str(task.apply_async(kwargs=kwargs, queue="four").id)
+
+    large = {send(0) for _ in range(24)}
+    cluster.wait(lambda: cluster.events(what="start", key=key) or None, "the first run")
+    small = {send(account) for account in (1, 2, 3) for _ in range(2)}
+    ended = cluster.wait(
+        lambda: (
+            ends if len(ends := cluster.events(what="end", key=key)) == len(large | small) else None
+        ),
+        "all runs",
+    )
+    order = [event["id"] in small for event in ended]
+    last = len(order) - order[::-1].index(True)
+    assert last - len(small) < len(large) / 2, order
+    judge(list(runs_of(cluster, key, [])), task)
 
 
 @pytest.mark.soak

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from celery_dflock.worker.consumer_wait import IDLE_HOLDS, LOOK_AROUND
 from celery_dflock.worker.slots import Slots
 from dflockd.table import Waiter
+from dflockd.table.grouped import GroupedQueue
 from dflockd.table.line import Line
 from dflockd.table.slots import Slots as TableSlots
+from dflockd.wire import ALL
 from tests.celery_dflock.worker.simulated import Call, Task, World, world
 from tests.celery_dflock.worker.simulated_locks import Pending
 
@@ -30,16 +32,28 @@ calls: st.SearchStrategy[list[Call]] = st.lists(
         st.just(0),
         st.sampled_from([False] * 9 + [True]),
         st.sampled_from([False, False, True]),
+        st.sampled_from([1, 1, 1, 2, 3, ALL]),
     ),
     min_size=1,
     max_size=40,
 )
+
+PROCESSES = 9
+"""The most of all workers, before some are resized."""
 
 resizes = st.lists(
     st.tuples(
         st.integers(0, 2), st.sampled_from([0.02, 0.35, 1.0]), st.sampled_from([-2, -1, 1, 3])
     ),
     max_size=4,
+)
+
+
+pauses = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.sampled_from([0.0, 0.02, 0.5]), st.sampled_from([0.01, 0.3, 2.0])
+    ),
+    max_size=3,
 )
 
 
@@ -62,7 +76,7 @@ def ordinary(number: int, seconds: float, at: float = 0.0, every: float = 0.0) -
     return [Call("ordinary", 0, 0, at + every * n, seconds) for n in range(number)]
 
 
-def assert_all_end(there: World, tasks: list[Task], seconds: float) -> None:
+def assert_all_end(there: World, tasks: list[Task], seconds: float, pauses: int = 0) -> None:
     def all_over() -> bool:
         return all(task in there.done or task.is_revoked for task in tasks)
 
@@ -73,8 +87,9 @@ def assert_all_end(there: World, tasks: list[Task], seconds: float) -> None:
         assert not each.waits.positions
     assert not len(there.server.table)
     assert len(set(there.ran)) == len(there.ran), "somebody has run twice"
-    assert there.requeued == 0, "a process has waited for a lock in vain"
-    for task in there.ran:
+    # Who was told of its turn just before a pause finds out in its process.
+    assert there.requeued <= PROCESSES * pauses, "a process has waited for a lock in vain"
+    for task in there.ran if there.requeued == 0 else ():
         same = [each for each in there.ran if each.call.at == task.call.at and is_like(each, task)]
         assert same == sorted(same, key=lambda each: each.number), "not first come, first served"
 
@@ -96,14 +111,18 @@ def is_like(one: Task, other: Task) -> bool:
     limits=st.lists(st.sampled_from([1, 1, 2, 100]), min_size=1, max_size=3),
     wanted=calls,
     sizes=resizes,
+    paused=pauses,
 )
-@example(slots=[2], limits=[1], wanted=consumers(8), sizes=[])
-@example(slots=[2], limits=[100], wanted=[*ordinary(2, 0.5), *consumers(20, 0.1)], sizes=[])
+@example(slots=[2], limits=[1], wanted=consumers(8), sizes=[], paused=[])
+@example(
+    slots=[2], limits=[100], wanted=[*ordinary(2, 0.5), *consumers(20, 0.1)], sizes=[], paused=[]
+)
 @example(
     slots=[2],
     limits=[1],
     wanted=[*ordinary(2, 0.5), *consumers(9, 0.1, group=0), *consumers(1, 0.2, group=1)],
     sizes=[],
+    paused=[],
 )
 def test_all_end_whatever_is_mixed(
     are_celerys: bool,
@@ -112,6 +131,7 @@ def test_all_end_whatever_is_mixed(
     limits: list[int],
     wanted: list[Call],
     sizes: list[tuple[int, float, int]],
+    paused: list[tuple[int, float, float]],
 ) -> None:
     """Nobody is lost, waits for ever, or waits for a lock in a process; no lock idles for nothing."""
     with world(slots, limits, rates, are_celerys) as there:
@@ -119,8 +139,10 @@ def test_all_end_whatever_is_mixed(
         for worker, at, more in sizes:
             pool = there.workers[worker % len(slots)].pool
             there.clock.after(at, pool.resize, more)
-        work = sum(call.seconds for call in wanted)
-        assert_all_end(there, tasks, 20 + 3 * work + 3 * len(tasks))
+        for key, at, seconds in paused:
+            there.clock.after(at, there.pause, key, seconds)
+        work = sum(call.seconds for call in wanted) + sum(seconds for *_, seconds in paused)
+        assert_all_end(there, tasks, 20 + 3 * work + 3 * len(tasks), len(paused))
 
 
 @settings(max_examples=100, deadline=None)
@@ -156,6 +178,38 @@ def test_one_worker_keeps_the_order_of_arrival(slots: int, limit: int, are_celer
         assert there.clock.now < 50 * 0.08 / min(slots, limit) + 0.2, "the key was idle"
         assert there.requeued == there.workers[0].waits.passed == 0
         assert len(there.workers[0].wait._waiters) <= 2, "connections are kept for nothing"
+
+
+@pytest.mark.parametrize("are_celerys", [True, False])
+@pytest.mark.parametrize("weight", [2, 3, ALL])
+def test_one_that_takes_several_is_not_passed_by_those_that_take_one(
+    weight: int, are_celerys: bool
+) -> None:
+    """They come as fast as they end, so that without its turn it would wait for them all."""
+    with world([4], [3], are_celerys=are_celerys) as there:
+        light = [Call("consumer", 0, 0, 0.016 * n, 0.05) for n in range(50)]
+        light[10] = light[10]._replace(weight=weight)
+        tasks = send(there, light)
+        assert_all_end(there, tasks, 10.0)
+        assert there.ran == tasks
+
+
+@pytest.mark.parametrize("are_celerys", [True, False])
+def test_one_that_takes_several_and_has_no_process_keeps_nobody_waiting(are_celerys: bool) -> None:
+    with world([1, 1], [3], are_celerys=are_celerys) as there:
+        free = [Call("consumer", 1, 0, 0.3, 0.05)] * 20
+        tasks = send(there, [*ordinary(1, 10.0), *consumers(1, 0.1, weight=ALL), *free])
+        assert there.clock.run(lambda: set(tasks[2:]) <= there.done, 0.3 + 20 * 0.07 + 0.1)
+        assert_all_end(there, tasks, 12.0)
+
+
+def test_nobody_begins_in_a_pause_and_all_do_after_in_order() -> None:
+    with world([2], [1]) as there:
+        tasks = send(there, [*ordinary(2, 0.5), *consumers(300, 0.1, 0.01)])
+        there.clock.after(0.2, there.pause, 0, 3.0)
+        assert_all_end(there, tasks, 40.0, 1)
+        assert there.ran == tasks[2:]
+        assert min(there.ended[task] for task in there.ran) > 3.2
 
 
 @pytest.mark.parametrize("are_celerys", [True, False])
@@ -261,6 +315,14 @@ def never_queues_for_a_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Slots, "acquire", lambda *_: None)
 
 
+def counts_everybody_as_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupedQueue, "is_room_for", lambda *_: True)
+
+
+def begins_in_a_pause(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TableSlots, "pause", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -270,6 +332,8 @@ def never_queues_for_a_process(patch: pytest.MonkeyPatch) -> None:
         puts_a_turn_that_was_not_used_last,
         gives_no_turn_again,
         never_queues_for_a_process,
+        counts_everybody_as_one,
+        begins_in_a_pause,
     ],
 )
 def test_faults_are_found(
@@ -277,16 +341,18 @@ def test_faults_are_found(
 ) -> None:
     fault(monkeypatch)
     found = 0
-    for rates in ([None], [20]):
+    for limit, rates in ((1, [None]), (1, [20]), (4, [None])):
         for sent in (
             [*ordinary(2, 0.5), *consumers(20, 0.1)],
             [*ordinary(9, 0.3), *consumers(9, 0.1, group=0), *consumers(1, 0.2, group=1)],
             [Call("slot", 1, 0, 0.0, 1.0), *consumers(9, 0.1), *ordinary(1, 2.0, 0.5)],
             [*ordinary(4, 1.0), *[Call("consumer", n % 2, 0, 0.01, 0.05) for n in range(20)]],
+            [Call("consumer", n % 2, 0, 0.0, 0.5, weight=3) for n in range(4)],
         ):
-            with world([1, 1], [1], rates, are_celerys=False) as there:
+            with world([1, 1], [limit], rates, are_celerys=False) as there:
+                there.clock.after(0.3, there.pause, 0, 0.4)
                 try:
-                    assert_all_end(there, send(there, sent), 30)
+                    assert_all_end(there, send(there, sent), 30, 1)
                 except (AssertionError, KeyError):
                     found += 1
     assert found
