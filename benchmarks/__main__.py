@@ -16,7 +16,7 @@ from benchmarks.bench import Bench, LeftOutError
 from benchmarks.loads import NAMES
 from benchmarks.record import Rounds
 
-MORE = 20.0
+MORE = 10.0
 """Seconds for which there may be more rounds of a load whose ratios have not settled."""
 
 

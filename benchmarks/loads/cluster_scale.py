@@ -34,7 +34,7 @@ def load(bench: Bench) -> Iterator[Load]:
     }
 
     def measure(_: int) -> Figures:
-        phases = scale.run(servers, bench.scaled(LOCKS), min(RESTARTS, servers))
+        phases = scale.run(servers, bench.scaled(LOCKS), 1 if bench.quick else RESTARTS)
         return {
             topic.key: {phase.name: getattr(phase, field) for phase in phases}
             for field, topic in topics.items()

@@ -51,7 +51,7 @@ def latency(server: servers.Server, seconds: float) -> float:
 
 
 def named(each: int, what: str) -> str:
-    return f"{each:,} {what}"
+    return f"{each:,} {what if each > 1 else what.removesuffix('s')}"
 
 
 def grows(kind: str, most: str, least: str, goal: bool = True) -> Topic:
@@ -154,4 +154,5 @@ def load(bench: Bench) -> Iterator[Load]:
                 waiter.key: {servers.OURS: a_waiter},
             }
 
-        yield Load([by_held, by_connections, by_waiters, wait, lock, connection, waiter], measure)
+        topics = [by_held, by_connections, by_waiters, wait, lock, connection, waiter]
+        yield Load(topics, measure, rounds=3)

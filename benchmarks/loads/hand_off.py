@@ -29,7 +29,7 @@ OURS = "DistributedLock"
 BARE = "bare sockets, same exchange"
 REDIS = "redis-py Lock"
 HELD = (0.1, 0.2)
-TURNS = 15
+TURNS = 10
 
 
 class Lock(Protocol):

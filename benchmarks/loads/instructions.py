@@ -107,7 +107,7 @@ def load(bench: Bench) -> Iterator[Load]:
 
                 plain = taken(jobs.PLAIN)
                 return {
-                    way: {place: count - plain[place] for place, count in taken(way).items()}
+                    way: {place: count - plain.get(place, 0) for place, count in taken(way).items()}
                     for way in ways
                 }
 

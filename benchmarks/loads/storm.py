@@ -99,4 +99,4 @@ def load(bench: Bench) -> Iterator[Load]:
                     figures |= alone(bench, gap)
                 return figures
 
-            yield Load([topic, *gaps], measure, rounds=2)
+            yield Load([topic, *gaps], measure, rounds=1)

@@ -306,7 +306,7 @@ GAPS = (
     Gap(
         "gap-groups",
         "deadlocks are looked for with {:,} groups of one key",
-        100_000,
+        30_000,
         groups,
         UNBOUNDED,
     ),
