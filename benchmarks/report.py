@@ -40,7 +40,7 @@ COMPARED = {
     "task-cpu": "CPU that a lock adds to a Celery task, all processes, µs",
     "with-lock-tcp": "“with lock: pass” in a program, TCP, µs",
     "hand-off": "From a release to the next holder, ms",
-    "server-cpu-64": "CPU of the server for one lock, 64 connections, µs",
+    "server-cpu-64": "Server CPU of a lock, 64 connections, µs",
 }
 """The topics of the README and of the plot, and what is written above each."""
 
@@ -226,10 +226,18 @@ def grown(figures: Figures) -> str:
         ("waiters", "waiters of one key", "waiter"),
     ):
         topic = figures.topics.get(f"growth-{kind}", {"medians": {}})
-        costs = "; ".join(f"{name}: {number(each)}" for name, each in topic["medians"].items())
+        costs = "; ".join(
+            f"{name}: {number(each)}"
+            for name, each in sorted(topic["medians"].items(), key=lambda item: how_many(item[0]))
+        )
         size = figures.shown(f"memory-{memory}", show=lambda size: f"{number(size)} B")
         lines.append([what, costs or NOT_MEASURED, f"{size} for each {memory}"])
     return rows(["what there is more of", "CPU per acquire + release, µs", "memory"], lines)
+
+
+def how_many(name: str) -> int:
+    """Return the number with which a name begins."""
+    return int(name.split()[0].replace(",", ""))
 
 
 def waits(figures: Figures) -> str:
