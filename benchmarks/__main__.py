@@ -11,15 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks import interpreters, record
+from benchmarks import interpreters, record, table
 from benchmarks.bench import Bench, LeftOutError
 from benchmarks.loads import NAMES
 from benchmarks.record import Rounds
-from benchmarks.table import WIDTH, tables
 
-MORE = 60.0
+MORE = 10.0
 """Seconds for which there may be more rounds of a load whose ratios have not settled."""
 
 
@@ -29,8 +26,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    console = Console()
-    console.width = max(console.width, WIDTH)
     begun = time.monotonic()
     machine = record.machine()
     rounds = Rounds()
@@ -49,28 +44,27 @@ def main() -> int:
             bench.directory = Path(directory, name)
             bench.directory.mkdir()
             try:
-                measure(name, bench, options.rounds, rounds, console)
+                measure(name, bench, options.rounds, rounds)
             except (RuntimeError, OSError) as exc:
                 failed |= not isinstance(exc, LeftOutError)
                 bench.left_out[name] = str(exc)
     seconds = time.monotonic() - begun
     document = record.record(bench, options.rounds, seconds, machine, rounds.summaries())
-    for each in tables(document["topics"]):
-        console.print(each)
-    console.print()
+    print(*table.lines(document["topics"]), sep="\n")
+    print()
     for what, why in bench.left_out.items():
-        console.print(f"Left out: {what}: {why}.", markup=False, highlight=False)
+        print(f"Left out: {what}: {why}.")
     if failed:
-        console.print("[red]Something failed: nothing is written.[/red]")
+        print("Something failed: nothing is written.")
         return 1
     if options.record:
         record.write(options.record, document)
-        console.print(f"Written: {options.record}", markup=False, highlight=False)
+        print(f"Written: {options.record}")
     if options.record == record.RESULTS:
         from benchmarks import report
 
         for path in report.write(document):
-            console.print(f"Written: {path}", markup=False, highlight=False)
+            print(f"Written: {path}")
     return 0
 
 
@@ -79,8 +73,7 @@ def parse() -> argparse.Namespace:
         prog="python -m benchmarks",
         description="Measure the lock server, its clients and the plugin beside what else there is. "
         f"A full run writes {record.RESULTS.name}, the plots and the figures of docs/speed.md.",
-        epilog="Variables: DFLOCKD_GO, a binary of dflockd in Go, where none is on PATH; "
-        "DFLOCKD_PYTHON, a Python of 3.13 or newer for the published packages, where none is found.",
+        epilog="DFLOCKD_GO names a binary of dflockd in Go, where none is on PATH.",
     )
     parser.add_argument(
         "loads", nargs="*", metavar="LOAD", help=f"those to run, else all: {', '.join(NAMES)}"
@@ -111,7 +104,7 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Console) -> None:
+def measure(name: str, bench: Bench, number: int, rounds: Rounds) -> None:
     """Run one load, and add its figures."""
     module = importlib.import_module(f"benchmarks.loads.{name}")
     begun = time.monotonic()
@@ -123,7 +116,7 @@ def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Conso
         while time.monotonic() < end and not rounds.are_steady(load.topics):
             rounds.add(load.topics, load.measure(done))
             done += 1
-    console.print(f"{name}: {done} rounds in {time.monotonic() - begun:.0f} s")
+    print(f"{name}: {done} rounds in {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Self
 
 from examples.demo import stage
@@ -22,9 +23,9 @@ class Child:
         self.hear()
 
     @classmethod
-    def of(cls, module: str, *arguments: str) -> Self:
-        """Start a module of this project."""
-        return cls(sys.executable, "-m", module, *arguments)
+    def of(cls, module: str, *arguments: str, prefix: Sequence[str] = ()) -> Self:
+        """Start a module of this project; the prefix comes before its command."""
+        return cls(*prefix, sys.executable, "-m", module, *arguments)
 
     def __enter__(self) -> Self:
         return self

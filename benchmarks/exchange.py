@@ -51,7 +51,7 @@ class _Connection:
     def __init__(self, sock: socket.socket, key: bytes) -> None:
         self.sock = sock
         self.key = key
-        self.acquire = b"l\n%b\n10\n" % key
+        self.acquire = b"l\n%b\n60\n" % key
         self.sent = 0.0
 
 
@@ -64,6 +64,7 @@ class Exchange:
         name: what the keys begin with.
         tls: what to speak TLS with.
         secret: what to authenticate with.
+        shared: the key that all of them want, instead.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class Exchange:
         name: str = "key",
         tls: ssl.SSLContext | None = None,
         secret: str | None = None,
+        shared: str | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()
         for number in range(connections):
-            key = f"{name}-{number}"
+            key = shared or f"{name}-{number}"
             sock = connect(ports[stable_hash_shard(key, len(ports))], tls, secret)
             if number % BACKLOG == 0:
                 settle(sock)
@@ -90,6 +92,11 @@ class Exchange:
         for entry in list(self._selector.get_map().values()):
             entry.data.sock.close()
         self._selector.close()
+
+    def send(self, request: bytes) -> None:
+        """Send this over each of the connections, as fast as the server takes it."""
+        for entry in self._selector.get_map().values():
+            entry.data.sock.send(request)
 
     def warm_up(self, seconds: float) -> Self:
         """Run for a part of the time that is going to be measured."""

@@ -178,7 +178,6 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
-    found["Python of the published packages"] = published.python_version()
     found["dflockd in Go"] = published.go_version()
     try:
         told = _output(stage.redis_executable(), "--version").split()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.report``: the figures of docs/speed.md and README.md, and the plots.
+"""``python -m benchmarks.report``: the figures that the README and the manual print, and the plot.
 
 They come from the record. Between its marks a page is rewritten, everything else is left as it is.
 With ``--check`` nothing is written, and the exit status is 1 if a page does not have the figures of
@@ -15,21 +15,41 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.loads import connections, options, renewals, server_cpu
+from benchmarks.loads import cluster_scale, renewals, server_cpu
 from benchmarks.record import Record
-from benchmarks.shown import COMPARED, LABELS, LEFT_OUT
-from benchmarks.table import number, wanted
+from benchmarks.table import number, verdict, wanted
 from examples.demo import stage
 
 PAGE = stage.ROOT / "docs" / "speed.md"
-README = stage.ROOT / "README.md"
+PAGES = (
+    PAGE,
+    stage.ROOT / "README.md",
+    stage.ROOT / "docs" / "waiting.md",
+    stage.ROOT / "docs" / "explanation" / "cluster.md",
+)
 MARKED = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DAY = 86_400
+WAITS = ("waiting-others", "waiting-overtaken")
 NOT_MEASURED = "not measured"
 SHOWN = 0.025
 """The least share of a part that is shown by itself."""
-COUNTED = {"Ir": -2, "calls": 0}
-"""The units of what is counted, and to how many digits it is shown."""
+
+COMPARED = {
+    "tasks-redis": "Tasks per second of a worker, Redis",
+    "tasks-rabbitmq": "Tasks per second of a worker, RabbitMQ",
+    "task-cpu": "CPU that a lock adds to a Celery task, all processes, µs",
+    "with-lock-tcp": "“with lock: pass” in a program, TCP, µs",
+    "hand-off": "From a release to the next holder, ms",
+    "server-cpu-64": "Server CPU of a lock, 64 connections, µs",
+}
+"""The topics of the README and of the plot, and what is written above each."""
+
+LABELS = {
+    "a server that does not look": "fixed answers (uvloop)",
+    "bare socket, same exchange": "bare socket",
+    "bare sockets, same exchange": "bare sockets",
+    "redis-py Lock in the body": "redis-py Lock",
+}
 
 
 class Figures:
@@ -89,14 +109,14 @@ def goals(figures: Figures) -> str:
         name = f"{topic['title']}, {topic['unit']}"
         ours = number(topic["medians"][topic["ours"]])
         if limit := topic.get("limit"):
-            lines.append([name, ours, "", "", "", wanted(topic, limit), mark(limit)])
+            lines.append([name, ours, "", "", "", wanted(topic, limit), verdict(limit)])
         for other, ratio in topic["ratios"].items():
             if "goal" not in ratio:
                 continue
             theirs = f"{other}: {number(topic['medians'][other])}"
             median = f"**{number(ratio['median'])}**"
             lines.append(
-                [name, ours, theirs, median, spread(ratio), wanted(topic, ratio), mark(ratio)]
+                [name, ours, theirs, median, spread(ratio), wanted(topic, ratio), verdict(ratio)]
             )
     head = ["what", "ours", "compared with", "ratio", "spread", "goal / aim", ""]
     return rows(head, lines)
@@ -108,23 +128,17 @@ def spread(ratio: dict[str, Any]) -> str:
     return f"{ratio['spread']:.0%} of {number_of}" if number_of > 1 else "counted"
 
 
-def mark(goal: dict[str, Any]) -> str:
-    if not goal["reached"]:
-        return "missed"
-    return "aim reached" if goal.get("aim reached") else "reached"
-
-
 def counts(figures: Figures) -> str:
     """What was counted, beside others."""
     lines = []
     for topic in figures.topics.values():
-        if topic["unit"] not in COUNTED or not topic["ours"]:
+        if topic["unit"] != "Ir" or not topic["ours"]:
             continue
         title = topic["title"]
         for name, median in topic["medians"].items():
             ratio = topic["ratios"].get(name)
             share = f"{ratio['median']:.2g}" if ratio else ""
-            lines.append([title, name, counted(topic, median), share])
+            lines.append([title, name, counted(median), share])
             title = ""
     return rows(["", "", "", "ours to theirs"], lines or [[NOT_MEASURED, "", "", ""]])
 
@@ -133,7 +147,7 @@ def parts(figures: Figures) -> str:
     """Where they are, of what is ours."""
     lines = []
     for topic in figures.topics.values():
-        if topic["ours"]:
+        if topic["unit"] != "Ir" or topic["ours"]:
             continue
         title, medians = topic["title"], topic["medians"]
         whole = sum(medians.values())
@@ -141,13 +155,13 @@ def parts(figures: Figures) -> str:
         if rest := whole - sum(shown.values()):
             shown[f"{len(medians) - len(shown)} more"] = rest
         for name, each in sorted(shown.items(), key=lambda item: -item[1]):
-            lines.append([title, name, counted(topic, each), f"{each / whole:.0%}"])
+            lines.append([title, name, counted(each), f"{each / whole:.0%}"])
             title = ""
     return rows(["", "", "", ""], lines or [[NOT_MEASURED, "", "", ""]])
 
 
-def counted(topic: dict[str, Any], count: float) -> str:
-    return f"{round(count, COUNTED[topic['unit']]):,.0f}"
+def counted(instructions: float) -> str:
+    return f"{round(instructions, -2):,.0f}"
 
 
 def summary(figures: Figures) -> str:
@@ -157,18 +171,9 @@ def summary(figures: Figures) -> str:
     for key, title in COMPARED.items():
         medians = figures.topics.get(key, {"medians": {}})["medians"]
         ours, *others = [
-            f"{LABELS.get(name, name)} {number(value)}"
-            for name, value in medians.items()
-            if name not in LEFT_OUT
+            f"{LABELS.get(name, name)} {number(value)}" for name, value in medians.items()
         ] or [NOT_MEASURED]
         lines.append([title, f"**{ours}**", "; ".join(others)])
-    lines.append(
-        [
-            "Locks per second that fill a core of the server",
-            f"**{figures.shown('server-cpu-64', show=rate)}**",
-            "",
-        ]
-    )
     return (
         rows(["", "ours", "compared with"], lines)
         + f"\n{document['date'][:10]}, {machine['cores']} cores of {machine['processor']}, our server "
@@ -199,10 +204,10 @@ def sizing(figures: Figures) -> str:
         for each in server_cpu.CONNECTIONS
     ]
     lines += [
-        ["the wait for a lock that is free, 1 connection", shown("wait-p50-1") + " µs"],
+        ["the wait for a lock that is free", shown("wait-free") + " µs"],
         ["from a release to the next holder", shown("hand-off") + " ms"],
-        ["100,000 held locks", shown("lock-memory", show=mebibytes(100_000))],
-        ["10,000 idle connections", shown("connection-memory", show=mebibytes(10_000))],
+        ["100,000 held locks", shown("memory-lock", show=mebibytes(100_000))],
+        ["10,000 idle connections", shown("memory-connection", show=mebibytes(10_000))],
         [
             f"keeping {renewed} locks, leases of {renewals.LEASE} s: of the server's core (*)",
             shown("renewals-server", show=per_day),
@@ -212,56 +217,65 @@ def sizing(figures: Figures) -> str:
     return rows(["", "here"], lines)
 
 
-def throughput(figures: Figures) -> str:
-    """Locks per second and waits by connections and servers."""
+def grown(figures: Figures) -> str:
+    """What becomes of the cost of a lock as there is more of something."""
     lines = []
-    for each in connections.CONNECTIONS:
-        line = [f"{each:,}"]
-        for name in connections.SERVERS:
-            waits = [
-                figures.shown(
-                    f"wait-{share}-{each}",
-                    name,
-                    lambda us: f"{us / 1000:.2g}" if us < 10_000 else number(us / 1000),
-                )
-                for share in ("p50", "p99")
-            ]
-            line.append(f"{figures.shown(f'throughput-{each}', name)}; {' / '.join(waits)}")
-        lines.append(line)
-    return rows(["connections", *connections.SERVERS], lines)
+    for kind, what, memory in (
+        ("held", "locks held", "lock"),
+        ("connections", "connections that take locks all the time", "connection"),
+        ("waiters", "waiters of one key", "waiter"),
+    ):
+        topic = figures.topics.get(f"growth-{kind}", {"medians": {}})
+        costs = "; ".join(
+            f"{name}: {number(each)}"
+            for name, each in sorted(topic["medians"].items(), key=lambda item: how_many(item[0]))
+        )
+        size = figures.shown(f"memory-{memory}", show=lambda size: f"{number(size)} B")
+        lines.append([what, costs or NOT_MEASURED, f"{size} for each {memory}"])
+    return rows(["what there is more of", "CPU per acquire + release, µs", "memory"], lines)
 
 
-def costs(figures: Figures) -> str:
-    """What the journal, TLS and a secret cost."""
-    lines = []
-    for kind, title, _ in options.KINDS:
-        line = [f"{title}, µs", ""]
-        for name, key in options.OPTIONS.items():
-            topic = figures.topics.get(f"{kind}-{key}")
-            if topic is None:
-                line.append(NOT_MEASURED)
-                continue
-            line[1] = number(topic["medians"][options.NONE])
-            ratio = topic["ratios"][options.NONE]["median"]
-            line.append(f"{number(topic['medians'][name])} ({ratio:.2f}x)")
-        lines.append(line)
-    return rows(["", "none of them", *options.OPTIONS], lines)
+def how_many(name: str) -> int:
+    """Return the number with which a name begins."""
+    return int(name.split()[0].replace(",", ""))
+
+
+def waits(figures: Figures) -> str:
+    """What those who wait for one lock cost the others."""
+    lines = [
+        [way, *(figures.shown(key, way, lambda each: f"{each:.2g}") for key in WAITS)]
+        for way in figures.topics.get("waiting-others", {"medians": {}})["medians"]
+    ]
+    lines = lines or [[NOT_MEASURED, "", ""]]
+    return rows(["they wait", "speed of the others, without them = 1", "overtaken"], lines)
+
+
+def cluster(figures: Figures) -> str:
+    """What happens in a large cluster, and what it costs etcd."""
+    first = next(iter(cluster_scale.SHOWN))
+    lines = [
+        [what, *(figures.shown(f"cluster-{field}", what) for field in cluster_scale.SHOWN)]
+        for what in figures.topics.get(f"cluster-{first}", {"medians": {}})["medians"]
+    ]
+    head = [f"{what}, {unit}" if unit else what for what, unit in cluster_scale.SHOWN.values()]
+    return rows(["", *head], lines or [[NOT_MEASURED] + [""] * len(head)])
 
 
 BLOCKS: dict[str, Callable[[Figures], str]] = {
     "run": run,
     "goals": goals,
     "sizing": sizing,
-    "throughput": throughput,
-    "costs": costs,
+    "growth": grown,
     "counts": counts,
     "parts": parts,
     "summary": summary,
+    "waiting": waits,
+    "cluster": cluster,
 }
 
 
 def pages(document: Record) -> dict[Path, str]:
-    """Return docs/speed.md and README.md with the figures of this record."""
+    """Return `PAGES` with the figures of this record."""
     figures = Figures(document)
 
     def written(path: Path) -> str:
@@ -269,7 +283,7 @@ def pages(document: Record) -> dict[Path, str]:
             lambda found: found[1] + BLOCKS[found[2]](figures) + found[3], path.read_text()
         )
 
-    return {path: written(path) for path in (PAGE, README)}
+    return {path: written(path) for path in PAGES}
 
 
 def write(document: Record) -> list[Path]:

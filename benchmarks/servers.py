@@ -21,7 +21,6 @@ OURS = "dflockd"
 PLAIN = "dflockd, plain Python"
 BEFORE = f"dflockd as it was ({interpreters.BEFORE})"
 BARE = "a server that does not look"
-PYTHON = "dflockd 0.5.0 (Python)"
 GO = "dflockd (Go)"
 
 MANY = 1_000_000
@@ -46,10 +45,6 @@ class Other(stage.Process):
             "DFLOCKD_HOST": self.host,
             "DFLOCKD_PORT": str(self.port),
             "DFLOCKD_MAX_LOCKS": str(MANY),
-            # 0.5.0 closes a connection, and ends its holds, that says nothing for so long.
-            "DFLOCKD_READ_TIMEOUT_S": "86400",
-            # It has our import names: it must not find us.
-            "PYTHONPATH": "",
         }
         super().__init__(directory, name, variables)
         self._arguments = command
@@ -100,14 +95,13 @@ def ours(
 
 
 def all_in_python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
-    """Start our server, what it is without a compiler, what it was before, and those of others."""
+    """Start our server, what it is without a compiler, what it was before, and the floor."""
     bare = BareServer(bench.directory, name="bare")
     return {
         OURS: ours(bench, stack, prefix=prefix),
         **plain(bench, stack, prefix),
         **before(bench, stack, prefix),
         BARE: _started(stack, bare, prefix),
-        **python(bench, stack, prefix),
     }
 
 
@@ -128,18 +122,6 @@ def before(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[s
         return {}
     prefix = ["env", f"PYTHONPATH={place}", *prefix]
     return {BEFORE: ours(bench, stack, name="before", python=sys.executable, prefix=prefix)}
-
-
-def python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
-    """Start the published server in Python, by its name; nothing if it cannot be had."""
-    try:
-        interpreter = published.environment("dflockd==0.5.0")
-    except LeftOutError as exc:
-        bench.left_out[PYTHON] = str(exc)
-        return {}
-    # Not its script: that names the interpreter of the place where the environment was made.
-    command = (str(interpreter), "-c", "from dflockd.server import cli; cli()")
-    return {PYTHON: _started(stack, Other(bench.directory, "published", *command), prefix)}
 
 
 def go(bench: Bench, stack: ExitStack) -> dict[str, Server]:

@@ -1,15 +1,11 @@
-"""The figures of a run for a terminal."""
+"""The figures of a run for a terminal, and how a figure and a goal are written everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
-
-WIDTHS = {"median": 9, "least - most": 17, "ratio": 8, "spread": 6, "goal": 27}
-WIDTH = 30 + sum(WIDTHS.values()) + 2 * len(WIDTHS)
+ROW = "{:32}{:>9}{:>19}{:>9}{:>7}{:>28}"
 
 
 def number(value: float) -> str:
@@ -19,32 +15,20 @@ def number(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def tables(topics: Iterable[dict[str, Any]]) -> Iterator[RenderableType]:
+def lines(topics: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Give what to print of each topic: ours first, then the others and what ours is of each."""
     for topic in topics:
-        yield f"\n[bold]{topic['title']}[/bold] ({topic['unit']})"
-        drawn = Table(box=None, header_style="dim", pad_edge=False)
-        drawn.add_column("", width=30, no_wrap=True)
-        for name, width in WIDTHS.items():
-            drawn.add_column(name, width=width, justify="right", no_wrap=True)
+        unit = f" ({topic['unit']})" if topic["unit"] else ""
+        yield f"\n{topic['title']}{unit}"
+        yield ROW.format("", "median", "least - most", "ratio", "spread", "goal")
         for name, values in topic["figures"].items():
-            spread = f"{number(min(values))} - {number(max(values))}"
-            drawn.add_row(name, number(topic["medians"][name]), spread, *compared(topic, name))
-        yield drawn
-
-
-def compared(topic: dict[str, Any], name: str) -> list[str]:
-    """Return the cells of a row about ratio and goal."""
-    if name == topic["ours"]:
-        limit = topic.get("limit")
-        return ["", "", f"{wanted(topic, limit)} {verdict(limit)}" if limit else ""]
-    ratio = topic["ratios"].get(name)
-    if ratio is None:
-        return ["", "", ""]
-    cells = [f"{number(ratio['median'])}x", f"{ratio['spread']:.0%}"]
-    if "goal" not in ratio:
-        return [*cells, ""]
-    return [*cells, f"{wanted(topic, ratio)} {verdict(ratio)}"]
+            between = f"{number(min(values))} - {number(max(values))}"
+            limit = topic.get("limit") if name == topic["ours"] else None
+            ratio = topic["ratios"].get(name)
+            share = [f"{number(ratio['median'])}x", f"{ratio['spread']:.0%}"] if ratio else ["", ""]
+            goal = ratio if ratio and "goal" in ratio else limit
+            judged = f"{wanted(topic, goal)} {verdict(goal)}" if goal else ""
+            yield ROW.format(name, number(topic["medians"][name]), between, *share, judged)
 
 
 def wanted(topic: dict[str, Any], goal: dict[str, Any]) -> str:
@@ -55,5 +39,5 @@ def wanted(topic: dict[str, Any], goal: dict[str, Any]) -> str:
 
 def verdict(goal: dict[str, Any]) -> str:
     if not goal["reached"]:
-        return "[red]missed[/red]"
-    return f"[green]{'aim ' if goal.get('aim reached') else ''}reached[/green]"
+        return "missed"
+    return "aim reached" if goal.get("aim reached") else "reached"

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import TypeAlias
 
-import redis
+import redis.asyncio
 
 from benchmarks.exchange import connect
 from dflockd import client, sync_client
@@ -17,6 +17,7 @@ OURS = "DistributedLock"
 ASYNCIO = "DistributedLock of asyncio"
 BARE = "bare socket, same exchange"
 REDIS = "redis-py Lock"
+REDIS_ASYNCIO = "redis-py Lock of asyncio"
 
 Turns: TypeAlias = Callable[[int], None]
 """Takes so many turns, one after the other, and each with a new lock object."""
@@ -37,6 +38,19 @@ def of_asyncio(address: str) -> Turns:
     async def turns(number: int) -> None:
         for _ in range(number):
             async with client.DistributedLock("bench", servers=[address]):
+                pass
+
+    return lambda number: runner.run(turns(number))
+
+
+def of_redis_asyncio(address: str) -> Turns:
+    server = parse_server(address)
+    runner = asyncio.Runner()
+    redis_client = redis.asyncio.Redis(host=server.host, port=server.port)
+
+    async def turns(number: int) -> None:
+        for _ in range(number):
+            async with redis_client.lock("bench", timeout=33):
                 pass
 
     return lambda number: runner.run(turns(number))
@@ -79,5 +93,6 @@ WAYS: dict[str, Callable[[str], Turns]] = {
     ASYNCIO: of_asyncio,
     BARE: bare,
     REDIS: of_redis,
+    REDIS_ASYNCIO: of_redis_asyncio,
 }
 """They are given the address of the lock server, or of Redis: ``host:port`` or ``unix:path``."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import call
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -235,9 +236,8 @@ class Read:
         maps = conf.maps  # another list when Celery has read it anew; longer for more defaults
         if maps is not self._maps or len(maps) != self._number_of_maps:
             return False
-        for is_absent in self._absent:
-            if not is_absent():
-                return False
+        if not all(map(call, self._absent)):
+            return False
         for get, name, value in self._found:
             if get(name, _UNSET) != value:
                 return False

@@ -22,11 +22,13 @@ def rounds(topic, *figures):
 
 def test_parts_of_a_whole_are_shown_with_their_share():
     kept = Rounds()
-    topic = Topic("parts", "Whose they are", "calls")
-    kept.add([topic], {"parts": {"few": 1.0, "less": 1.0, "many": 98.0}})
+    topic = Topic("parts", "Where they are", "Ir")
+    kept.add([topic], {"parts": {"few": 100.0, "less": 100.0, "many": 9800.0}})
     figures = report.Figures({"topics": kept.summaries()})
 
-    assert "| Whose they are | many | 98 | 98% |\n|  | 2 more | 2 | 2% |" in report.parts(figures)
+    assert "| Where they are | many | 9,800 | 98% |\n|  | 2 more | 200 | 2% |" in report.parts(
+        figures
+    )
     assert report.NOT_MEASURED in report.counts(figures)
 
 

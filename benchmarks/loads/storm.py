@@ -5,9 +5,7 @@ they time out, a program on the other core renews a lock of its own without a pa
 longest round trip; the process with the 4,000 connections sleeps meanwhile and reads the answers
 later. The same program at the same server with nothing to do shows what of that is the machine's.
 
-One: the loads of `benchmarks.gaps`, each at a server that starts anew and has nothing else to do.
-The published server in Python knows no semaphores, `stats`, `ping` or reserved positions, and is in
-the first row alone.
+One: the loads of `tests.stalls.gaps`, each at a server that starts anew and has nothing else to do.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from benchmarks import cpu, servers
-from benchmarks.bench import Bench, LeftOutError, turned
+from benchmarks.bench import Bench, LeftOutError
 from benchmarks.exchange import BACKLOG, connect, settle
-from benchmarks.gaps import GAPS, Crowd, Gap, Prober
 from benchmarks.topic import Figures, Goal, Load, Topic
+from tests.stalls.gaps import GAPS, Crowd, Gap, Prober
 
 WAITERS = 4_000
 PATIENCE = 2
-CALM = 1.5
+CALM = 0.5
 """Seconds for which nothing happens before a load by one client."""
 LIMIT = Goal(20.0, 5.0)
 IDLE = "dflockd, nothing to do"
@@ -90,19 +88,15 @@ def load(bench: Bench) -> Iterator[Load]:
     ]
     with ExitStack() as stack:
         with cpu.pinned(-1):
-            compared = {servers.OURS: servers.ours(bench, stack), **servers.python(bench, stack)}
+            server = servers.ours(bench, stack)
         with cpu.pinned(0):
-            probers = {
-                name: stack.enter_context(Prober.at(server)) for name, server in compared.items()
-            }
+            prober = stack.enter_context(Prober.at(server))
 
-            def measure(number: int) -> Figures:
-                waited = {IDLE: probers[servers.OURS].idle(PATIENCE + 0.5)}
-                for name in turned(compared, number):
-                    waited[name] = storm(compared[name], probers[name], waiters)
-                figures = {topic.key: waited}
+            def measure(_: int) -> Figures:
+                idle = prober.idle(PATIENCE + 0.5)
+                figures = {topic.key: {servers.OURS: storm(server, prober, waiters), IDLE: idle}}
                 for gap in GAPS:
                     figures |= alone(bench, gap)
                 return figures
 
-            yield Load([topic, *gaps], measure, rounds=3)
+            yield Load([topic, *gaps], measure, rounds=1)

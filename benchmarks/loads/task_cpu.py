@@ -10,33 +10,33 @@ round is the median of its turns.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import psutil
 
-from benchmarks import cpu
+from benchmarks import cpu, jobs
 from benchmarks.bench import Bench, turned
-from benchmarks.child import Child
-from benchmarks.loads.tasks import ONCE, OURS, PLAIN, REDIS, SINGLETON, WAYS
 from benchmarks.task_stage import TaskStage
 from benchmarks.topic import Figures, Goal, Load, Topic
 
+WAYS = [way for way in jobs.WAYS if way != jobs.UNIQUE]
+"""That one does more than the others."""
 TASKS = 30
 TURNS = 4
 
 
 @contextmanager
 def load(bench: Bench) -> Iterator[Load]:
-    goals = dict.fromkeys((REDIS, ONCE, SINGLETON), Goal(0.8, 0.6))
-    added = Topic("task-cpu", "CPU that a lock adds to a task, all processes", "us", OURS, goals)
+    goals = dict.fromkeys((jobs.REDIS, jobs.ONCE, jobs.SINGLETON), Goal(0.7, 0.5))
+    added = Topic(
+        "task-cpu", "CPU that a lock adds to a task, all processes", "us", jobs.OURS, goals
+    )
     tasks = max(bench.scaled(TASKS), 5)
     with ExitStack() as stack, cpu.pinned(-1):
         here = TaskStage(bench, stack)
-        worker = here.worker(1)
-        program = (sys.executable, "-m", "benchmarks.programs.publisher")
-        sender = stack.enter_context(Child(*here.prefix, *program))
+        worker = here.worker(stack, 1)
+        sender = here.publisher(stack)
         children = psutil.Process(worker.pid).children(recursive=True)
         pids = [sender.pid, worker.pid, here.redis.pid, here.locks.pid]
         pids += [child.pid for child in children]
@@ -44,13 +44,13 @@ def load(bench: Bench) -> Iterator[Load]:
         def taken(way: str) -> float:
             """Return the microseconds of a task."""
             before = cpu.all_spent(pids)
-            here.runs.of(sender.ask(f"{WAYS[way].name} {tasks}").split())
+            here.runs.of(sender.ask(f"{jobs.WAYS[way].name} {tasks}").split())
             cpu.wait_idle(*pids)
             return (cpu.all_spent(pids) - before) / tasks * 1e6
 
         def turn(number: int) -> dict[str, float]:
             found = {way: taken(way) for way in turned(WAYS, number)}
-            plain = found.pop(PLAIN)
+            plain = found.pop(jobs.PLAIN)
             return {way: each - plain for way, each in found.items()}
 
         def measure(number: int) -> Figures:

@@ -6,8 +6,6 @@ which of them. Over TCP on loopback for all, and over unix sockets for all that 
 
 - `bare socket`: the same bytes to the same server and nothing else, the least that it can take.
 - `redis-py Lock`: with a Redis for itself.
-- `dflockd-client`: the published client, against our server. It opens a connection for each lock,
-  and runs on its own, newer Python.
 """
 
 from __future__ import annotations
@@ -16,16 +14,12 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from benchmarks import cpu, published, servers
-from benchmarks.bench import Bench, LeftOutError, turned
-from benchmarks.child import Child
+from benchmarks import cpu, servers
+from benchmarks.bench import Bench, turned
 from benchmarks.topic import Figures, Goal, Load, Topic
 from benchmarks.turns import BARE, OURS, REDIS, WAYS, Turns
 
-CLIENT = "dflockd-client 2.1.1"
-PROGRAM = Path(__file__).parents[1] / "programs" / "published_client.py"
 CHUNK = 20
 """Turns between two looks at the clock."""
 
@@ -44,7 +38,7 @@ def timed(turns: Turns, seconds: float) -> float:
 
 @contextmanager
 def load(bench: Bench) -> Iterator[Load]:
-    goals = {BARE: Goal(1.7, 1.4), REDIS: Goal(0.4, 0.3)}
+    goals = {BARE: Goal(1.4, 1.2), REDIS: Goal(0.3, 0.22)}
     tcp = Topic("with-lock-tcp", "with lock: pass, over TCP", "us", OURS, goals=goals)
     unix = Topic("with-lock-unix", "with lock: pass, over unix sockets", "us", OURS, goals=goals)
     with cpu.pinned(-1), ExitStack() as stack:
@@ -62,14 +56,6 @@ def load(bench: Bench) -> Iterator[Load]:
             }
             for topic, (locks, theirs) in addresses.items()
         }
-        try:
-            interpreter = published.environment("dflockd-client==2.1.1")
-        except LeftOutError as exc:
-            bench.left_out[CLIENT] = str(exc)
-        else:
-            client = Child(str(interpreter), str(PROGRAM), str(server.port))
-            stack.enter_context(client)
-            compared[tcp][CLIENT] = lambda seconds: float(client.ask(seconds))
 
         def measure(number: int) -> Figures:
             return {

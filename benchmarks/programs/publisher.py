@@ -1,7 +1,8 @@
-"""Send the tasks of `benchmarks.loads.jobs`, as often as it is told.
+"""Send the tasks of `benchmarks.jobs`, as often as it is told.
 
-It prints a line once it is ready. For each line on its input, the name of a task and a number, it
-sends it that often, each time with another key and its result ignored, and prints their ids.
+It prints a line once it is ready. For each line on its input, the name of a task, a number and the
+arguments, it sends it that often with its result ignored, and prints their ids. Without arguments
+each gets another key.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import gc
 import itertools
 import sys
 
-from benchmarks.loads import jobs
+from benchmarks import jobs
 
 
 def main() -> None:
@@ -19,9 +20,11 @@ def main() -> None:
     gc.freeze()
     print(flush=True)
     for line in sys.stdin:
-        name, number = line.split()
+        name, number, *args = line.split()
         task = jobs.app.tasks[name]
-        sent = [task.apply_async((next(keys),), ignore_result=True) for _ in range(int(number))]
+        sent = [
+            task.apply_async(args or (next(keys),), ignore_result=True) for _ in range(int(number))
+        ]
         print(*(result.id for result in sent), flush=True)
 
 

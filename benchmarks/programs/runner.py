@@ -1,15 +1,13 @@
-"""Run the tasks of `benchmarks.loads.jobs` as a process of a worker's pool does, without a broker.
+"""Run the tasks of `benchmarks.jobs` as a process of a worker's pool does, without a broker.
 
 It prints a line once it is ready. For each line on its input, the name of a task and a number, it
-runs it that often, each time with another key, and prints a line. With a third word it counts the
-calls of a run meanwhile, and prints them as JSON.
+runs it that often, each time with another key, and prints a line.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import json
 import sys
 import uuid
 from typing import Any
@@ -17,8 +15,7 @@ from typing import Any
 from celery.app import trace
 from celery.concurrency.prefork import process_initializer
 
-from benchmarks.calls import calls
-from benchmarks.loads import jobs
+from benchmarks import jobs
 
 HOSTNAME = "bench@here"
 
@@ -48,21 +45,12 @@ def main() -> None:
     gc.freeze()
     print(flush=True)
     for line in sys.stdin:
-        name, number, *counting = line.split()
-
-        def run(number: int, name: str = name) -> None:
-            for _ in range(number):
-                failed, result, _ = trace.fast_trace_task(
-                    *handed_over(name, next(keys)), None, None
-                )
-                if failed:
-                    sys.exit(f"{name} failed: {result}")
-
-        if counting:
-            print(json.dumps(calls(run, int(number))), flush=True)
-        else:
-            run(int(number))
-            print(flush=True)
+        name, number = line.split()
+        for _ in range(int(number)):
+            failed, result, _ = trace.fast_trace_task(*handed_over(name, next(keys)), None, None)
+            if failed:
+                sys.exit(f"{name} failed: {result}")
+        print(flush=True)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import getpass
 import inspect
 import math
 import os
-import re
 import ssl
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from dflockd import errors
+from dflockd.client.introduction import new
 from dflockd.wire import (
     ALL,
     MAX_AGE,
@@ -30,8 +30,6 @@ from dflockd.wire import (
 
 OwnerLike: TypeAlias = "tuple[str, int] | tuple[str, int, int]"
 """Who asks: a name, and the number of the attempt; and an age, where the newest wins."""
-
-_is_owner = re.compile(rf"[!-~]{{1,{MAX_OWNER}}}").fullmatch
 
 
 class Reservation(NamedTuple):
@@ -55,10 +53,10 @@ def check_key(key: object) -> None:
     Raises:
         InvalidKeyError: it cannot.
     """
+    if _is_name(key, MAX_LINE):
+        return  # nearly every one
     if not isinstance(key, str):
         raise errors.InvalidKeyError(f"key is {key!r}: give a string")
-    if key.isascii() and key.isprintable() and " " not in key and 0 < len(key) <= MAX_LINE:
-        return  # nearly every one
     try:
         problem = key_problem(key.encode())
     except UnicodeEncodeError:
@@ -379,8 +377,8 @@ def checked_owner(owner: object, key: str) -> Owner:
     """
     if isinstance(owner, tuple) and len(owner) == 2:
         name, attempt = owner
-        if isinstance(name, str) and _is_owner(name) and _is_whole(attempt, 0, MAX_ATTEMPT):
-            return Owner(name.encode(), attempt)
+        if _is_name(name, MAX_OWNER) and _is_whole(attempt, 0, MAX_ATTEMPT):
+            return new(Owner, (name.encode(), attempt, 0))
     elif isinstance(owner, tuple) and len(owner) == 3 and _is_whole(owner[2], 1, MAX_AGE):
         return checked_owner(owner[:2], key)._replace(age=owner[2])
     wanted = (
@@ -393,6 +391,17 @@ def checked_owner(owner: object, key: str) -> Owner:
 def _bad(name: str, value: object, key: str, wanted: str) -> errors.InvalidArgumentError:
     return errors.InvalidArgumentError(
         f"{name} is {value!r} for lock {key!r}: give {wanted}", key=key
+    )
+
+
+def _is_name(value: object, longest: int) -> TypeGuard[str]:
+    """Whether it is a text of printable ASCII characters without space."""
+    return (
+        isinstance(value, str)
+        and value.isascii()
+        and value.isprintable()
+        and " " not in value
+        and 0 < len(value) <= longest
     )
 
 

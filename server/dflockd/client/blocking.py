@@ -164,7 +164,8 @@ class DistributedLock(LockBase):
             LockLostError: the lock is lost, or was never acquired. Also, without waiting, if it is
                 in doubt and `on_lost` of some lock calls this: that thread cannot wait.
         """
-        drive(self._session.check())
+        if not self._session.is_certain():
+            drive(self._session.check())
 
     def renew(self, lease_ttl_s: int | None = None) -> bool:
         """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.

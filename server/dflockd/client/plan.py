@@ -14,7 +14,7 @@ from dflockd import errors
 from dflockd.address import Seeds, Servers
 from dflockd.client import arguments
 from dflockd.client.connection import Route
-from dflockd.client.introduction import ANONYMOUS, Introduction
+from dflockd.client.introduction import ANONYMOUS, Introduction, new
 from dflockd.client.operations import Target
 from dflockd.rates import RunRate
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
@@ -22,6 +22,10 @@ from dflockd.wire import Space
 
 KEPT = 1024
 """So many plans are kept, those that were used last."""
+
+
+_USUAL = Target(Space.LOCK, b"", 1, None, "")[Target._fields.index("introduction") + 1 :]
+"""What a target has that says no more than a key, and who asks."""
 
 
 class Sort:
@@ -115,8 +119,8 @@ class Sort:
         if self._strategy is not None:
             index = server_index(self._strategy, key, len(self._routes))
         server = self._names[index]
-        target = Target(self._space, key.encode(), self._limit, self.lease, server, who)
-        return target, self._routes[index]
+        asked = (self._space, key.encode(), self._limit, self.lease, server, who, *_USUAL)
+        return new(Target, asked), self._routes[index]
 
 
 class Plan:

@@ -285,6 +285,11 @@ class LockSession(Requester):
         self.home.pool.give(link, link.asked_at)
         return True
 
+    def is_certain(self) -> bool:
+        """Return whether it is held, and nothing has come that may say otherwise; see `check`."""
+        lease = self.lease
+        return lease is not None and lease.held and not _has_news(lease)
+
     # Flows that begin something.
 
     def _begun(
@@ -473,8 +478,7 @@ class LockSession(Requester):
                 raise self._lost_error("is not held")
             state = lease.state
             if state == HELD:
-                # The reactor watches it after a while: until then nobody has seen what may have come.
-                if lease.task is not None or not lease.link.has_come():
+                if not _has_news(lease):
                     return
             elif state != DOUBTFUL:
                 raise self._lost_error("is lost")
@@ -742,3 +746,8 @@ class LockSession(Requester):
 
 def _with_progress(begin: Begin[R], progress: Progress) -> Begin[R]:
     return lambda target, timeout: begin(target._replace(progress=progress), timeout)
+
+
+def _has_news(lease: Lease) -> bool:
+    """Whether something has come that nobody has seen. The reactor watches a lease after a while."""
+    return lease.task is None and lease.link.has_come()

@@ -1,6 +1,6 @@
 """Ask a server something small again and again, and say how long the worst answer took.
 
-    python -m benchmarks.programs.prober PORT PID
+    python -m tests.stalls.prober PORT PID
 
 It holds a lock and renews it, which every version of the server understands. From one line on its
 input to the next it does so without a pause. It prints a line once it was answered, and the longest
