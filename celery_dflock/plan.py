@@ -148,7 +148,7 @@ class Plan:
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
         age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
-        group: to which group it belongs, if not `wanted` says that; see `LockedTask.lock_group`.
+        group: to which group it belongs, if not `wanted` says that; see `TaskOptions.lock_group`.
 
     Raises:
         ImproperlyConfigured: an option that the call names is bad.
