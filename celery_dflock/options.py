@@ -83,16 +83,16 @@ class RequeueOptions(TypedDict, total=False):
     """What ``lock_requeue`` can contain; times in seconds. See `celery_dflock.options.Backoff`."""
 
     base: float
-    """The longest first pause. It doubles with each attempt. Default: 1."""
+    """The longest first pause. It doubles with each attempt. The default is 1."""
     cap: float
-    """The longest of all pauses. Default: 30."""
+    """The longest of all pauses. The default is 30."""
     max_wait: float
-    """How long after its first conflict the task fails. Default: 3600. With 0 it never does."""
+    """How long after its first conflict the task fails. The default is 3600. With 0 it never does."""
     max_attempts: int
-    """The number of conflicts after which the task fails. Default: 0, it never does."""
+    """The number of conflicts after which the task fails. The default is 0, and it never does."""
     hold: float | None
     """For how long before and after the end of a pause the lock is reserved if the task's turn comes
-    meanwhile. Default: 0. With ``None`` the task keeps no position.
+    meanwhile. The default is 0. With ``None`` the task keeps no position.
     """
 
 
@@ -117,61 +117,63 @@ class TaskOptions(TypedDict, total=False):
     # An editor shows the text under an option when somebody points at it in `TaskOptions(...)`.
 
     lock_key: KeySource
-    """The key: a template over the arguments (``"account:{account_id}"``), a function
-    ``(task, args, kwargs) -> key``, or a list of these.
+    """The key. The default is the name of the task and all its arguments.
 
-    The task takes all keys of a list, those that the fewest may have first. In a list, a `Lock` is a
-    key with limits of its own, and other keys have those of the task. Default: the name of the task
-    and all its arguments. See docs/keys.md.
+    Give a template over the arguments (``"account:{account_id}"``), a function
+    ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list, those that
+    the fewest may have first. In a list, a `Lock` is a key with limits of its own, and other keys have
+    those of the task. See docs/keys.md.
     """
     lock_limit: LimitSource
-    """How many runs may hold the key at once. Default: 1.
+    """How many runs may hold the key at once. The default is 1.
 
     ``None`` is no limit, for tasks with a `lock_rate` or a `lock_group_limit`. The latest request for
     a key sets its limit.
     """
     lock_weight: WeightSource
-    """For how many of the limit a run counts: a whole number up to it, or ``"all"``. Default: 1.
+    """For how many of the limit a run counts. The default is 1.
 
-    While a run with ``"all"`` holds the key, no other run does, whatever limit that one gives. A task
-    that waits for several is not passed by tasks that need fewer. A `lock_rate` and a
-    `lock_group_limit` count in the same units. See docs/readers-and-writers.md.
+    Give a whole number up to the limit, or ``"all"``. While a run with ``"all"`` holds the key, no other
+    run does, whatever limit that one gives. A task that waits for several is not passed by tasks that
+    need fewer. A `lock_rate` and a `lock_group_limit` count in the same units. See
+    docs/readers-and-writers.md.
     """
     lock_group: str | KeyFunction | None
-    """The group of a call: a template or a function, as in `lock_key` (``"tenant:{tenant_id}"``).
+    """The group of a call. By default, calls have none.
 
-    Groups that wait for the same key take turns. Within a group the order is first come, first
-    served. Calls without a group form one group. See docs/groups.md.
+    Give a template or a function, as in `lock_key` (``"tenant:{tenant_id}"``). Groups that wait for the
+    same key take turns. Within a group the order is first come, first served. Calls without a group form
+    one group. See docs/groups.md.
     """
     lock_group_limit: LimitSource
-    """How many runs of one group may hold the key at once. Default: no limit."""
+    """How many runs of one group may hold the key at once. By default, any number."""
     lock_rate: RateSource
-    """How many runs may begin in any window of a second, minute or hour, over all workers:
-    ``"10/m"``, or ``(10, 60)`` for 10 runs in 60 seconds.
+    """How many runs may begin in any window of time, over all workers. By default, any number.
 
-    `lock_limit` applies too: with ``None`` any number may run at once. See docs/rates.md.
+    ``"10/m"`` is 10 runs in a minute (``s``, ``m`` or ``h``), and so is ``(10, 60)``. `lock_limit`
+    applies too: with ``None`` any number may run at once. See docs/rates.md.
     """
     lock_ttl: int
-    """The lease, in seconds. Default: 30.
+    """The lease, in seconds. The default is 30.
 
     If a worker is cut off from the lock server, its locks are free after this time.
     """
     lock_timeout: float | None
-    """How long the task waits for the lock, in seconds. Default: 5 in a slot, 1500 in the consumer.
+    """How long the task waits for the lock, in seconds. The default is 5 in a slot, 1500 in the consumer.
 
     ``0`` tries once, ``None`` waits without end. The plugin rounds it up to whole seconds in the
     consumer, and wherever the task keeps its position (see `lock_requeue`). If a server does not
     answer within this time and two more seconds, ``dflock_unavailable`` applies.
     """
     lock_wait: Wait | None
-    """Where the task waits: ``"slot"`` or ``"consumer"``. Default: the setting ``dflock_wait``, which
-    is ``"slot"`` if you do not set it.
+    """Where the task waits for the lock. The default is the setting ``dflock_wait``.
 
-    A slot is a process of the worker's pool, which does nothing else meanwhile. In the consumer
-    hundreds of tasks can wait. See docs/waiting.md.
+    Give ``"slot"``, which that setting has if you do not set it, or ``"consumer"``. A slot is a process
+    of the worker's pool, which does nothing else meanwhile. In the consumer hundreds of tasks can wait.
+    See docs/waiting.md.
     """
     lock_conflict: Conflict | ConflictFunction
-    """What happens if the lock is not granted in time. Default: ``"requeue"``.
+    """What happens if the lock is not granted in time. The default is ``"requeue"``.
 
     ``"requeue"`` sends the task again after a pause. ``"skip"`` ends it with a `Skipped` result.
     ``"fail"`` fails it with `LockNotAcquiredError`. A function ``(task, error)`` returns one of these
@@ -190,7 +192,7 @@ class TaskOptions(TypedDict, total=False):
     if its turn comes before it is back.
     """
     lock_lost: Lost | LostFunction
-    """What happens if the lock is lost while the body runs. Default: ``"raise"``.
+    """What happens if the lock is lost while the body runs. The default is ``"raise"``.
 
     ``"raise"`` raises `LockLostError` in the body, ``"warn"`` only logs an error. A function
     ``(task, lock)`` runs on the renewal thread and must not block. Nothing happens while it is in
@@ -208,10 +210,10 @@ class TaskOptions(TypedDict, total=False):
     """
     lock_unique_ttl: int
     """Seconds after which a task that has not begun no longer counts, because its message may have
-    been purged. Default: 3600. At most the server's ``--max-lease-ttl``.
+    been purged. The default is 3600. At most the server's ``--max-lease-ttl``.
     """
     lock_duplicate: Duplicate
-    """What happens to the second task. Default: ``"coalesce"``.
+    """What happens to the second task. The default is ``"coalesce"``.
 
     ``"coalesce"`` returns the result of the first, ``"raise"`` raises `DuplicateTaskError`, ``"skip"``
     returns a `Skipped` result that is ready, and ``"replace"`` sends the second and revokes the first

@@ -144,5 +144,12 @@ def test_the_description_names_the_default() -> None:
     for option, text in described("TaskOptions").items():
         value = inspect.getattr_static(LockedTask, option)
         if isinstance(value, int | str):
-            shown = f'"{value}"' if isinstance(value, str) else str(int(value))
-            assert f"Default: ``{shown}``" in text or f"Default: {shown}" in text, option
+            shown = f'``"{value}"``' if isinstance(value, str) else str(int(value))
+            assert f"The default is {shown}" in text, option
+
+
+@pytest.mark.parametrize("name", ["TaskOptions", "RequeueOptions"])
+def test_the_site_shows_a_description_whole(name: str) -> None:
+    """Of a first line with a colon Sphinx (its Napoleon) takes what is before it for a type."""
+    for option, text in described(name).items():
+        assert ":" not in text.splitlines()[0], option
