@@ -133,17 +133,17 @@ class TaskOptions(TypedDict, total=False):
     lock_weight: WeightSource
     """For how many of the limit a run counts. The default is 1.
 
-    Give a whole number up to the limit, or ``"all"``. While a run with ``"all"`` holds the key, no other
-    run does, whatever limit that one gives. A task that waits for several is not passed by tasks that
-    need fewer. A `lock_rate` and a `lock_group_limit` count in the same units. See
+    Give a whole number up to the limit, or ``"all"``. While a run with ``"all"`` holds the key, no
+    other run does, whatever limit that one gives. A task that waits for several is not passed by
+    tasks that need fewer. A `lock_rate` and a `lock_group_limit` count in the same units. See
     docs/readers-and-writers.md.
     """
     lock_group: str | KeyFunction | None
     """The group of a call. By default, calls have none.
 
     Give a template or a function, as in `lock_key` (``"tenant:{tenant_id}"``). Groups that wait for the
-    same key take turns. Within a group the order is first come, first served. Calls without a group form
-    one group. See docs/groups.md.
+    same key take turns. Within a group the order is first come, first served. Calls without a group
+    form one group. See docs/groups.md.
     """
     lock_group_limit: LimitSource
     """How many runs of one group may hold the key at once. By default, any number."""
@@ -159,7 +159,8 @@ class TaskOptions(TypedDict, total=False):
     If a worker is cut off from the lock server, its locks are free after this time.
     """
     lock_timeout: float | None
-    """How long the task waits for the lock, in seconds. The default is 5 in a slot, 1500 in the consumer.
+    """How long the task waits for the lock, in seconds. The default is 5 in a slot, 1500 in the
+    consumer.
 
     ``0`` tries once, ``None`` waits without end. The plugin rounds it up to whole seconds in the
     consumer, and wherever the task keeps its position (see `lock_requeue`). If a server does not
