@@ -1,4 +1,4 @@
-"""The gate at the body of a task: who has no held lock does not get there.
+"""The gate at the body of a task: a run without a held lock does not get there.
 
 Celery calls the task, and `LockedTask.__call__`, or what `install` puts around the ``__call__`` of
 another base, takes the lock: around all that the bases of the task do, in whatever order they stand. So

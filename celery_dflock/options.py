@@ -393,7 +393,7 @@ class LockOptions:
             task: the task.
             args: the positional arguments of the call.
             kwargs: its keyword arguments.
-            prefix: of the app's keys.
+            prefix: the prefix of the app's keys.
 
         Raises:
             ImproperlyConfigured: a limit that the arguments make is bad; one line names it.
@@ -569,11 +569,11 @@ def _bounds(
     """Return the bounds that a lock is given, checked as far as they are known before any call.
 
     Args:
-        values: of the task.
-        signature: of its function.
-        lock: has them.
+        values: the values of the task.
+        signature: the signature of its function.
+        lock: the lock that has the bounds.
         name: how errors call an option, with ``{}`` for its short name.
-        prefix: of the other names in what errors say.
+        prefix: what the other names begin with in errors.
     """
 
     def named(option: str) -> str:

@@ -145,7 +145,7 @@ class Reactor:
         """Watch a lease from now on, and take in what has come on its connection by now.
 
         Args:
-            lease: it.
+            lease: the lease to watch.
             seen: fired once that is done.
         """
         reactor = _reactor_of(lease, self)

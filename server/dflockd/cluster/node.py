@@ -79,7 +79,7 @@ class Node:
 
     Args:
         address: where clients reach it, as ``host:port``.
-        limits: of its lock table.
+        limits: the limits of its lock table.
         secret: what tokens are made with, the same on all servers. Until that is `found`, one that
             nobody has.
         parameters: what all servers have agreed upon.
@@ -240,7 +240,7 @@ class Node:
         They are to open no shard at once while the lease lasts, and to begin no epoch again.
 
         Args:
-            lease: of the store as it is now, for as long as a lock from before may be left.
+            lease: the lease of the store as it is now, for as long as a lock from before may be left.
             now: the time.
         """
         view = self.view

@@ -90,7 +90,7 @@ class Journal:
 
     Args:
         disk: where the segments are, and nothing else of that name.
-        identity: of the directory (16 bytes).
+        identity: the identity of the directory (16 bytes).
         generation: its number, from 1.
     """
 

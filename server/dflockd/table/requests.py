@@ -42,7 +42,7 @@ class Requests:
     """What those ask who want a slot or have one. Effects are what others are told.
 
     Attributes:
-        slots: of which.
+        slots: the slots of all keys.
         limits: see there.
         counts: see there.
         changes: see there.
@@ -246,9 +246,9 @@ class Requests:
 
         Args:
             peer: whose the hold is from now on.
-            space: of the key.
-            key: it.
-            token: of the hold.
+            space: the kind of lock.
+            key: the name of the lock.
+            token: the token of the hold.
             lease: seconds; ``None`` for the default.
             now: the time.
             effects: what others are told.
@@ -459,7 +459,7 @@ class Requests:
         """Whether a connection has as much as it may, or a key has all holders that it ever may.
 
         Args:
-            entry: of the key.
+            entry: the entry of the key.
             asked: for a slot of it.
             back: the position that is taken up, if one is. What its own process has lost is waited
                 for already, and one with a turn is not counted beside its own hold.
