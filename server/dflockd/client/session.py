@@ -643,10 +643,14 @@ class LockSession(Requester):
             AlreadyHeldError: it is another's, or holds the lock, or waits for it.
         """
         if self._forks != forks.count:
+            # What this object holds is the parent's. To release it in the child would let others in
+            # while the parent works.
             self._owner = {}
             self.lease = self.queued = None
             self._forks = forks.count
             self.home = self._home()
+        # One operation, which no other thread and no signal handler divides: of a look and a change
+        # after it two callers could come out as owners.
         if self._owner.setdefault("by", claim) is claim:
             return
         lease = self.lease
@@ -694,6 +698,8 @@ class LockSession(Requester):
             self._home().pool.give(link)
             return False
         on_lost = None if self._on_lost is None else self._on_lost()
+        # First the lease, then the end of the request: wherever this is interrupted, one of the two
+        # names the connection, and with that the hold can be ended.
         lease = self.lease = Lease(
             self.target, grant, link, self._renew_ratio, on_lost, self.shards, self
         )

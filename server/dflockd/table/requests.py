@@ -72,12 +72,16 @@ class Requests:
     ) -> Answer | None:
         """Take a slot, or let the peer wait for one: then there is no answer yet."""
         lease = self.limits.default_lease if asked.lease is None else asked.lease
-        # Here and below, what asks for little is told at once: each call is a fortieth of it all.
+        # No lease may be longer than a recovery waits: one that outlasts it would have a second holder
+        # beside it. Here and below, what asks for little is told at once: each call is a fortieth of
+        # it all.
         if lease > self.limits.max_lease or (asked.limit != 1 and self._is_beyond(asked)):
             return _ERROR
         entry = self._admit(peer, space, key, asked, now, effects)
         if not isinstance(entry, Entry):
             return entry
+        # Before any look at free slots: of a semaphore there may be some, and a message that is
+        # delivered twice must not run twice because of that.
         if asked.ticket or asked.owner is not None:
             waiter = self._position_of(entry, peer, asked)
             if isinstance(waiter, OwnerConflict):
@@ -178,6 +182,7 @@ class Requests:
             hold.waiter = None
             hold.told = True
             hold.lease = waiter.lease
+            # Anew, for the client learns of it only now, and counts from before it has sent `wait`.
             self.slots.extend(hold, waiter.lease, now)
             return hold
         waiter.reserve = asked.reserve
@@ -286,6 +291,8 @@ class Requests:
         hold.lease = lease
         self.slots.extend(hold, lease, now)
         if hold.peer is not peer:
+            # It is of the connection that has renewed it. The end of the former one must not release
+            # it any more: that may be noticed long after its client has come back on another.
             if hold.peer is not None:
                 del hold.peer.holds[hold]
             hold.peer = peer
