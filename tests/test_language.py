@@ -32,7 +32,6 @@ WHOLE = {
     "docs/complaints.md",  # a list of threads
     "docs/protocol.md",  # one who writes a client needs all of it
     "docs/reference/promises.md",  # a list of tests
-    "docs/waiting.md",  # what is promised stands beside how it works
 }
 """Pages that are longer."""
 
