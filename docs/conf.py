@@ -1,6 +1,7 @@
 """How the manual is built: ``make docs``."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,15 @@ def _with_names(app: Any, _exception: Exception | None) -> None:
         path.write_text(text)
 
 
+def _with_images(app: Any, _exception: Exception | None) -> None:
+    """Copy what pages show by HTML, a picture for each scheme: Sphinx copies those of Markdown."""
+    if app.builder.format == "html":
+        images = Path(app.srcdir, "images")
+        shutil.copytree(images, Path(app.outdir, "images"), dirs_exist_ok=True)
+
+
 def setup(app: Any) -> None:
+    app.connect("build-finished", _with_images)
     app.connect("build-finished", _with_names)
     app.connect("html-page-context", _with_levels, priority=900)  # after the theme has made it
     app.connect("source-read", _with_account)

@@ -58,6 +58,11 @@ def opened() -> Iterator[Browser]:
         yield found
 
 
+MISSING = """
+[...document.images].filter((image) => !image.naturalWidth).map((image) => image.currentSrc)
+"""
+
+
 def look(opened: Browser, address: str, **how: Any) -> tuple[list[str], int]:
     """What keeps somebody from using a page, and by how much it is wider than the screen."""
     context = opened.new_context(**how)
@@ -65,7 +70,7 @@ def look(opened: Browser, address: str, **how: Any) -> tuple[list[str], int]:
         page: Page = context.new_page()
         page.goto(address)
         beyond = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        return browser.barriers(page), int(beyond)
+        return page.evaluate(MISSING) + browser.barriers(page), int(beyond)
     finally:
         context.close()
 
