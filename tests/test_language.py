@@ -63,6 +63,9 @@ SAY_IN_PAGES = SAY | {
     r"in order to": "to",
     r"utili[sz]e[sd]?": "use",
     r"and/or": "say which",
+    r"(those|all) who": "tasks that, waiters that, clients that",
+    r"(servers?|keys?|locks?|leases?) (knows?|wants?|thinks?|hears?|believes?)": "has, accepts, or "
+    "name the person or program that does",
     r"etc\.": "name the others, or say such as",
     r"above all such as|are such": "most often, or such as",
 }
