@@ -127,7 +127,7 @@ def odd_words(text: str, say: dict[str, str] = SAY) -> list[str]:
 
 PRONOUN = re.compile(
     r"^\s{4,}\w+: (?:\.\.\. .*$|of \w.*$|(?:it|that|them|these|they|this|what|which|who|whose"
-    r"|its own|one of them|(?:to )?who \w+)\.$)",
+    r"|its own|one of them|see (?:there|above|below)|(?:to )?who \w+)\.$)",
     re.MULTILINE,
 )
 """An argument that is described by what stands beside it."""

@@ -43,10 +43,10 @@ class Requests:
 
     Attributes:
         slots: the slots of all keys.
-        limits: see there.
-        counts: see there.
-        changes: see there.
-        rates: see there.
+        limits: how much the table allows, as `Slots.limits`.
+        counts: what has happened in the table, as `Slots.counts`.
+        changes: the holds that have changed, as `Slots.changes`.
+        rates: the rates of all keys, as `Slots.rates`.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -257,10 +257,10 @@ class Requests:
             lease: seconds; ``None`` for the default.
             now: the time.
             effects: what others are told.
-            owner: whose run has it, and its label and group, should it come back.
-            label: see there.
-            group: see there.
-            confirm: see above.
+            owner: the run that has the hold, should it come back.
+            label: the label of that run.
+            group: the group and the weight of that run.
+            confirm: whether a hold that was forgotten stays forgotten.
         """
         lease = self.limits.default_lease if lease is None else lease
         if lease > self.limits.max_lease:
