@@ -40,8 +40,12 @@ def started() -> Iterator[Browser]:
         browser.close()
 
 
-def barriers(page: Page) -> list[str]:
-    """What axe-core finds on a page that keeps somebody from using it: the rule, and where."""
+def barriers(page: Page, *, colours: bool = True) -> list[str]:
+    """What axe-core finds on a page that keeps somebody from using it: the rule, and where.
+
+    The contrast of all `colours` is half of the work.
+    """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core").Axe()
-    found = axe.run(page, options={"runOnly": AXE}).response["violations"]
+    options = {"runOnly": AXE, "rules": {"color-contrast": {"enabled": colours}}}
+    found = axe.run(page, options=options).response["violations"]
     return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
