@@ -79,12 +79,13 @@ bench: $(STAMP) ## measure everything beside what else there is (ARGS='--help')
 	@$(MAKE) -s compiled || echo "The server is measured in plain Python." >&2
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(STAMP) ## build the manual into build/docs, and run its snippets (ARGS=linkcheck: ask for its links)
+docs: $(STAMP) ## build the manual into build/docs, run its snippets, and look at its pages (ARGS=linkcheck: ask for its links)
 	@test -x $(DOCS)/bin/python || $(BIN)/python -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install $(QUIETLY) -r requirements-docs.txt -e server -e .
 	@$(DOCS)/bin/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
 	@test -z "$(ARGS)" || $(DOCS)/bin/python -m sphinx --quiet --builder $(ARGS) docs build/$(ARGS)
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile tests/test_docs.py tests/test_django.py
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 -m 'site and not soak' tests/test_site.py
 
 release-check: $(STAMP) ## build what is published, and use it in an empty environment (ARGS='--help')
 	@test -x $(RELEASE)/bin/python || $(BIN)/python -m venv $(RELEASE)

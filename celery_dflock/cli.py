@@ -365,7 +365,7 @@ def pause(ctx: click.Context, key: str, seconds: int | None, reason: str, as_jso
 @as_json
 @click.pass_context
 def resume(ctx: click.Context, key: str, as_json: bool) -> None:
-    """End the pause of KEY: those who wait get the lock in their order, the first of them at once.
+    """End the pause of KEY: its waiters get the lock in their order, the first of them at once.
 
     KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
     The exit status is 1 if it was not paused.

@@ -98,8 +98,9 @@ class Settings:
         enabled: ``dflock_enabled``: ``False`` for tests that need no locks.
         wait: ``dflock_wait``: where tasks without a ``lock_wait`` of their own wait: ``slot``, in a
             process of the worker's pool, or ``consumer``; see docs/waiting.md.
-        max_waiting: ``dflock_max_waiting``: for how many tasks that wait in the consumer of one
-            worker the prefetch count is raised. Each takes memory for its message and a connection.
+        max_waiting: ``dflock_max_waiting``: how many tasks may wait in the consumer of one worker
+            beyond its prefetch count. The worker raises that count by one for each of them. Each takes
+            memory for its message, and a connection.
         consumer_timeout: ``dflock_consumer_timeout``: the ``consumer_timeout`` of your RabbitMQ in
             seconds, if you have changed it; 0 for none. A task that waits in the consumer is
             requeued before it runs out.

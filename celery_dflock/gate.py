@@ -1,4 +1,4 @@
-"""The gate at the body of a task: who has no held lock does not get there.
+"""The gate at the body of a task: a run without a held lock does not get there.
 
 Celery calls the task, and `LockedTask.__call__`, or what `install` puts around the ``__call__`` of
 another base, takes the lock: around all that the bases of the task do, in whatever order they stand. So
@@ -96,6 +96,8 @@ def end(run: Run) -> bool:
     """End a run; ``False`` if a body in another thread releases its locks later."""
     if run not in _runs:
         return True  # nearly always
+    # Both at once: if a body began between a look at `bodies` and this, its lock would be released
+    # under it.
     with _mutex:
         run.has_ended = True
         return not run.bodies
@@ -214,6 +216,7 @@ def _gated(task: type[Task], body: Callable[..., Any], *, is_bound: bool) -> Cal
         if requests:
             check(task, run_of(requests[-1]))
             return body(*args, **kwargs)
+        # A plain call, or a program without workers. In a worker any other thread has to show a run.
         if _called_directly.get() is task or not (workers or _runs):
             return body(*args, **kwargs)
         with _in_another_thread(task, args[1:] if is_bound else args, kwargs):
@@ -235,6 +238,7 @@ def check(task: type[Task], run: Run | None) -> None:
     elif not run.is_waived:
         if run.locks.state == "free":
             raise _refused(task, "its lock is not held")
+        # Now, and not when the lock was granted: other bases may have taken longer than the lease.
         run.locks.check()
 
 
@@ -255,6 +259,7 @@ def _in_another_thread(
         finally:
             running.reset(before)
     finally:
+        # The run is over, and has left its lock to the last of its bodies.
         with _mutex:
             run.bodies -= 1
             is_last = run.has_ended and not run.bodies

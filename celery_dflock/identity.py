@@ -1,4 +1,4 @@
-"""Who asks for a lock: the owner, which the lock server compares, and the label, which people read."""
+"""The identity of a run: the owner, for the lock server to compare, and the label, for people."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def label_of(task_name: str, task_id: str, does: str = "") -> str:
     """Return the label of a run of a task, shown to people who ask who holds a lock.
 
     Args:
-        task_name: of the task.
-        task_id: of the run.
+        task_name: the name of the task.
+        task_id: the id of the task.
         does: what it does there, and a space behind it, if the lock is not the task's own.
     """
     return f"{task_name}[{task_id}] {does}{_process or process_label()}"

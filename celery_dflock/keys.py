@@ -48,7 +48,7 @@ class KeyTemplate(string.Formatter):
 
     Args:
         text: the template; fields name arguments and may go into them: ``{order.id}``.
-        signature: of the task's function.
+        signature: the signature of the task's function.
 
     Attributes:
         arguments: those that its fields name, in their order.

@@ -47,7 +47,7 @@ _is_number = re.compile("[0-9]{1,9}").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """One of several locks that a task takes; see `LockedTask.lock_key`.
+    """One of several locks that a task takes; see `TaskOptions.lock_key`.
 
         lock_key=[Lock("account:{account_id}"), Lock("vendor:{vendor}", limit=3, rate="10/m")]
 

@@ -51,7 +51,7 @@ class LocksBase(Generic[L]):
     """Locks on several keys as if they were one: everything but waiting.
 
     Args:
-        locks: of keys in their order, at least one; see `LockOptions.keys_of` and `maker`.
+        locks: the locks of keys in their order, at least one; see `LockOptions.keys_of` and `maker`.
         timeout: seconds to wait for all of them together; ``None`` has no end.
         is_cluster: whether their servers are a cluster.
         on_wait: called with the lock, and a function that asks what its server knows, before each wait.
@@ -94,7 +94,7 @@ class LocksBase(Generic[L]):
         Args:
             limit: holders of each key at once.
             ttl: lease in seconds.
-            settings: of the app: where the servers are.
+            settings: the settings of the app: where the servers are.
             rate: how many runs may begin in a while; ``None`` at any time.
             group_limit: holders of each key that belong to one group; ``None`` is no limit.
             begins: whether a run begins with the grant, or is said to by `begin`.
@@ -181,7 +181,7 @@ class Locks(LocksBase[DistributedLock]):
         """Take all, or none; but for those that were adopted or taken up.
 
         Args:
-            ticket: of a position for the first key, to go on from.
+            ticket: the ticket of a position for the first key, to go on from.
             reserve: keep the position in the queue of the first key if it is not granted in time;
                 then `ticket` names it, and `reservation` is what was said.
 

@@ -20,12 +20,12 @@ class Look(NamedTuple):
     """What a server has said of a key; nothing if it could not be asked.
 
     Attributes:
-        holders: who holds it.
+        holders: the holders, each as `inspect` reports it.
         limit: how many may; ``None`` without a bound.
         rate: how many of its runs may begin, and when the next may; ``None`` at any time.
-        paused: who has paused it, why, and for how long; ``None`` if nobody has.
+        paused: by whom the key is paused, why, and for how long; ``None`` if it is not paused.
         used: how many slots the holders take; ``None`` for one each.
-        weight: how many who asks would take.
+        weight: how many slots the lock that asks would take.
     """
 
     holders: Sequence[Mapping[str, Any]] = ()
@@ -51,7 +51,7 @@ class Look(NamedTuple):
 
     @property
     def holder(self) -> str | None:
-        """Who is in the way and for how long, in a few words; ``None`` if nobody is.
+        """The holder in the way and since when, in a few words; ``None`` if there is none.
 
         Of several it names the one who has held the key for longest.
         """

@@ -67,10 +67,10 @@ MAX_SECONDS = 9_223_372_036
 """The longest time that can be said to a lock server; for no end at all there is ``None``."""
 
 ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
-"""``(task, error) -> result``; see `LockedTask.lock_conflict`."""
+"""``(task, error) -> result``; see `TaskOptions.lock_conflict`."""
 
 LostFunction: TypeAlias = Callable[[Task, Any], object]
-"""``(task, lock)``; see `LockedTask.lock_lost`."""
+"""``(task, lock)``; see `TaskOptions.lock_lost`."""
 
 OneKey: TypeAlias = str | Callable[..., Any] | Lock
 """A template, a function ``(task, args, kwargs) -> key or keys``, or a `Lock`."""
@@ -83,14 +83,21 @@ class RequeueOptions(TypedDict, total=False):
     """What ``lock_requeue`` can contain; times in seconds. See `celery_dflock.options.Backoff`."""
 
     base: float
+    """The longest first pause. It doubles with each attempt. The default is 1."""
     cap: float
+    """The longest of all pauses. The default is 30."""
     max_wait: float
+    """How long after its first conflict the task fails. The default is 3600. With 0 it never does."""
     max_attempts: int
+    """The number of conflicts after which the task fails. The default is 0, and it never does."""
     hold: float | None
+    """For how long before and after the end of a pause the lock is reserved if the task's turn comes
+    meanwhile. The default is 0. With ``None`` the task keeps no position.
+    """
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a locked task, for type checkers and editors; see `LockedTask`.
+    """The options of a locked task, for people, type checkers and editors.
 
     Use it for several tasks, or for one::
 
@@ -101,23 +108,118 @@ class TaskOptions(TypedDict, total=False):
 
     Celery's own decorator accepts any argument, so a type checker cannot see a mistake there. For
     one call: ``headers={"dflock": TaskOptions(lock_timeout=60)}``.
+
+    `lock_limit`, `lock_weight`, `lock_rate` and `lock_group_limit` may also be a function
+    ``(task, args, kwargs)`` that returns such a value, or a template that makes one (``"{seats}"``,
+    ``"{per_minute}/m"``). If what they make is bad, the task fails and takes no lock. See docs/keys.md.
     """
 
+    # An editor shows the text under an option when somebody points at it in `TaskOptions(...)`.
+
     lock_key: KeySource
+    """The key. The default is the name of the task and all its arguments.
+
+    Give a template over the arguments (``"account:{account_id}"``), a function
+    ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list, those that
+    the fewest may have first. In a list, a `Lock` is a key with limits of its own, and other keys have
+    those of the task. See docs/keys.md.
+    """
     lock_limit: LimitSource
+    """How many runs may hold the key at once. The default is 1.
+
+    ``None`` is no limit, for tasks with a `lock_rate` or a `lock_group_limit`. The latest request for
+    a key sets its limit.
+    """
     lock_weight: WeightSource
+    """For how many of the limit a run counts. The default is 1.
+
+    Give a whole number up to the limit, or ``"all"``. While a run with ``"all"`` holds the key, no
+    other run does, whatever limit that one gives. A task that waits for several is not passed by
+    tasks that need fewer. A `lock_rate` and a `lock_group_limit` count in the same units. See
+    docs/readers-and-writers.md.
+    """
     lock_group: str | KeyFunction | None
+    """The group of a call. By default, calls have none.
+
+    Give a template or a function, as in `lock_key` (``"tenant:{tenant_id}"``). Groups that wait for the
+    same key take turns. Within a group the order is first come, first served. Calls without a group
+    form one group. See docs/groups.md.
+    """
     lock_group_limit: LimitSource
+    """How many runs of one group may hold the key at once. By default, any number."""
     lock_rate: RateSource
+    """How many runs may begin in any window of time, over all workers. By default, any number.
+
+    ``"10/m"`` is 10 runs in a minute (``s``, ``m`` or ``h``), and so is ``(10, 60)``. `lock_limit`
+    applies too: with ``None`` any number may run at once. See docs/rates.md.
+    """
     lock_ttl: int
+    """The lease, in seconds. The default is 30.
+
+    If a worker is cut off from the lock server, its locks are free after this time.
+    """
     lock_timeout: float | None
+    """How long the task waits for the lock, in seconds. The default is 5 in a slot, 1500 in the
+    consumer.
+
+    ``0`` tries once, ``None`` waits without end. The plugin rounds it up to whole seconds in the
+    consumer, and wherever the task keeps its position (see `lock_requeue`). If a server does not
+    answer within this time and two more seconds, ``dflock_unavailable`` applies.
+    """
     lock_wait: Wait | None
+    """Where the task waits for the lock. The default is the setting ``dflock_wait``.
+
+    Give ``"slot"``, which that setting has if you do not set it, or ``"consumer"``. A slot is a process
+    of the worker's pool, which does nothing else meanwhile. In the consumer hundreds of tasks can wait.
+    See docs/waiting.md.
+    """
     lock_conflict: Conflict | ConflictFunction
+    """What happens if the lock is not granted in time. The default is ``"requeue"``.
+
+    ``"requeue"`` sends the task again after a pause. ``"skip"`` ends it with a `Skipped` result.
+    ``"fail"`` fails it with `LockNotAcquiredError`. A function ``(task, error)`` returns one of these
+    words or the result of the task, or raises.
+
+    With ``"supersede"`` the newest task wins: the holder is interrupted with `SupersededError`, older
+    waiters are skipped, and a task that still gets no lock in time is requeued. Write
+    ``("supersede", "skip")`` or ``("supersede", "fail")`` to end it instead. ``"newest"`` does the
+    same, but the holder runs to its end: of those that wait only the newest stays. See
+    docs/supersede.md.
+    """
     lock_requeue: RequeueOptions
+    """The pauses of ``"requeue"``, a dict; see `celery_dflock.options.Backoff`.
+
+    The task keeps its position in the queue during a pause, and the lock stays reserved for a while
+    if its turn comes before it is back.
+    """
     lock_lost: Lost | LostFunction
+    """What happens if the lock is lost while the body runs. The default is ``"raise"``.
+
+    ``"raise"`` raises `LockLostError` in the body, ``"warn"`` only logs an error. A function
+    ``(task, lock)`` runs on the renewal thread and must not block. Nothing happens while it is in
+    doubt whether the lock is lost.
+    """
     lock_unique: Unique | None
+    """Whether a call sends the task while another one with the same name and `lock_key` is on its way.
+
+    ``None``, the default, always sends it. Otherwise the other one counts until it has the lock and
+    begins (``"until_executing"``), until it has ended, retries included (``"until_executed"``), or for
+    `lock_unique_ttl` seconds whatever happens to it (``"until_expired"``).
+
+    A call is always sent if no lock server answers, or if its result matters to others: in a chain,
+    group or chord, with callbacks, or with a task id that you chose. See docs/unique.md.
+    """
     lock_unique_ttl: int
+    """Seconds after which a task that has not begun no longer counts, because its message may have
+    been purged. The default is 3600. At most the server's ``--max-lease-ttl``.
+    """
     lock_duplicate: Duplicate
+    """What happens to the second task. The default is ``"coalesce"``.
+
+    ``"coalesce"`` returns the result of the first, ``"raise"`` raises `DuplicateTaskError`, ``"skip"``
+    returns a `Skipped` result that is ready, and ``"replace"`` sends the second and revokes the first
+    unless it runs. ``"replace"`` cannot be combined with ``"until_expired"``.
+    """
 
 
 OPTIONS = tuple(TaskOptions.__annotations__)
@@ -291,7 +393,7 @@ class LockOptions:
             task: the task.
             args: the positional arguments of the call.
             kwargs: its keyword arguments.
-            prefix: of the app's keys.
+            prefix: the prefix of the app's keys.
 
         Raises:
             ImproperlyConfigured: a limit that the arguments make is bad; one line names it.
@@ -470,11 +572,11 @@ def _bounds(
     """Return the bounds that a lock is given, checked as far as they are known before any call.
 
     Args:
-        values: of the task.
-        signature: of its function.
-        lock: has them.
+        values: the values of the task.
+        signature: the signature of its function.
+        lock: the lock that has the bounds.
         name: how errors call an option, with ``{}`` for its short name.
-        prefix: of the other names in what errors say.
+        prefix: what the other names begin with in errors.
     """
 
     def named(option: str) -> str:

@@ -46,7 +46,7 @@ class Bound:
 
     Attributes:
         task: as given, and so are `options` and `read`.
-        settings: of the app.
+        settings: the settings of the app.
         is_locked: whether its runs take locks at all.
         is_cluster: whether their servers are a cluster.
         is_outermost: whether their lock surrounds other bases of the task; see `gate.install`.
@@ -98,7 +98,7 @@ class Bound:
             task: the task.
             args: the positional arguments of the call.
             kwargs: its keyword arguments.
-            label: of who asks.
+            label: the label of the client that asks.
             owner: the same, for the server.
         """
         options = self.options
@@ -139,7 +139,7 @@ class Plan:
     Attributes:
         body: the same, with its arguments.
         bound: what is the same for other runs with these options.
-        options: of this call.
+        options: the options of this call.
         keys: all keys to lock, in order; nearly always one.
         wanted: the same with their limits, and there only if these are made of the arguments.
         header: what the message says of earlier attempts.
@@ -148,7 +148,7 @@ class Plan:
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
         age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
-        group: to which group it belongs, if not `wanted` says that; see `LockedTask.lock_group`.
+        group: to which group it belongs, if not `wanted` says that; see `TaskOptions.lock_group`.
 
     Raises:
         ImproperlyConfigured: an option that the call names is bad.

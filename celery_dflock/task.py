@@ -44,71 +44,8 @@ class LockedTask(Task):
     until the lock is free; then it is dropped if the task has a result, and runs otherwise. See
     docs/redelivery.md.
 
-    `lock_limit`, `lock_weight`, `lock_rate` and `lock_group_limit` may also be a function
-    ``(task, args, kwargs)`` that returns such a value, or a template that makes one (``"{seats}"``,
-    ``"{per_minute}/m"``). If what they make is bad, the task fails and takes no lock. See docs/keys.md.
-
-    Set the options as arguments of the decorator, as class attributes or in ``task_annotations``:
-
-    Attributes:
-        lock_key: the key: a template over the arguments (``"account:{account_id}"``), a function
-            ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list,
-            those that the fewest may have first. In a list, a `Lock` is a key with limits of its own,
-            and other keys have those of the task. Default: the name of the task and all its
-            arguments. See docs/keys.md.
-        lock_limit: how many runs may hold the key at once; ``None`` is no limit, for tasks with a
-            `lock_rate` or a `lock_group_limit`. The latest request for a key sets its limit.
-        lock_weight: for how many of the limit a run counts: a whole number up to it, or ``"all"``:
-            then nobody else holds the key meanwhile, whatever limit others give. A task that
-            waits for several is not passed by others that need fewer. A `lock_rate` and a
-            `lock_group_limit` count in the same units. See docs/readers-and-writers.md.
-        lock_group: the group of a call: a template or a function, as in `lock_key`
-            (``"tenant:{tenant_id}"``). Groups that wait for the same key take turns. Within a
-            group the order is first come, first served. Calls without a group form one group.
-        lock_group_limit: how many runs of one group may hold the key at once. Default: no limit.
-        lock_rate: how many runs may begin in any window of a second, minute or hour, over all
-            workers: ``"10/m"``, or ``(10, 60)`` for 10 runs in 60 seconds. `lock_limit` applies
-            too: with ``None`` any number may run at once. See docs/rates.md.
-        lock_ttl: the lease, in seconds. If a worker is cut off from the lock server, its locks
-            are free after this time.
-        lock_timeout: how long the task waits for the lock, in seconds. ``0`` tries once, ``None``
-            waits without end. The default is 5 in a slot and 1500 in the consumer. Rounded up to
-            whole seconds in the consumer, and wherever the task keeps its position (see
-            `lock_requeue`). If a server does not answer within this time and two more seconds,
-            ``dflock_unavailable`` applies.
-        lock_wait: where the task waits: ``"slot"``, in a process of the worker's pool, which does
-            nothing else meanwhile, or ``"consumer"``, where hundreds can wait. Default: the setting
-            ``dflock_wait``, which is ``"slot"`` if you do not set it. See docs/waiting.md.
-        lock_conflict: what happens if the lock is not granted in time. ``"requeue"`` sends the task
-            again after a pause. ``"skip"`` ends it with a `Skipped` result. ``"fail"`` fails it with
-            `LockNotAcquiredError`. A function ``(task, error)`` returns one of these words or the
-            result of the task, or raises. ``"supersede"`` lets the newest task win: the holder is
-            interrupted with `SupersededError`, older waiters are skipped, and a task that still
-            gets no lock in time is requeued. Write ``("supersede", "skip")`` or
-            ``("supersede", "fail")`` to end it instead. ``"newest"`` does the same, but the holder
-            runs to its end: of those that wait only the newest stays. See docs/supersede.md.
-        lock_requeue: the pauses of ``"requeue"``, a dict; see `celery_dflock.options.Backoff`. The
-            task keeps its position in the queue during a pause, and the lock stays reserved for a
-            while if its turn comes before it is back.
-        lock_lost: what happens if the lock is lost while the body runs. ``"raise"`` raises
-            `LockLostError` in the body, ``"warn"`` only logs an error. A function ``(task, lock)``
-            runs on the renewal thread and must not block. Nothing happens while it is in doubt
-            whether the lock is lost.
-        lock_unique: whether to send the task while another one with the same name and `lock_key`
-            is on its way. ``None`` always sends it. Otherwise the other one counts until it has the
-            lock and begins (``"until_executing"``), until it has ended, retries included
-            (``"until_executed"``), or for `lock_unique_ttl` seconds whatever happens to it
-            (``"until_expired"``). A call is always sent if its result matters to others (in a
-            chain, group or chord, with callbacks, or with a task id that you chose) or if no lock
-            server answers. See docs/unique.md.
-        lock_unique_ttl: seconds after which a task that has not begun no longer counts: its message
-            may have been purged. At most the server's ``--max-lease-ttl``.
-        lock_duplicate: what happens to the second task. ``"coalesce"`` returns the result of the
-            first, ``"raise"`` raises `DuplicateTaskError`, ``"skip"`` returns a `Skipped` result
-            that is ready, and ``"replace"`` sends the second and revokes the first unless it runs.
-            ``"replace"`` cannot be combined with ``"until_expired"``.
-
-    Options for a single call go into its message header:
+    Set its options as arguments of the decorator, as class attributes or in ``task_annotations``.
+    `TaskOptions` lists and describes them. Options for a single call go into its message header:
     ``task.apply_async(args, headers={"dflock": {"lock_timeout": 60}})``.
     """
 

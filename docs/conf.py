@@ -1,6 +1,7 @@
 """How the manual is built: ``make docs``."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ autodoc_member_order = "bysource"
 default_role = "py:obj"
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_js_files = ["scrollable.js"]
+html_css_files = ["site.css"]
 html_title = f"celery-dflock {__version__}"
 # Without the name of the repository, such as on your machine, pages have no link to their source.
 html_baseurl = _urls.get("Documentation", "")
@@ -81,7 +85,37 @@ def _with_levels(
     )
 
 
+_NAMED = {
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
+    '<div class="content-icon-container">': (
+        '<div class="content-icon-container" role="region" aria-label="View of this page">'
+    ),
+    '<th class="head"><p></p></th>': "<td></td>",
+    '<div id="search-results">': '<h1>Search</h1>\n<div class="found" id="search-results">',
+}
+"""What screen readers cannot use in the pages of the theme, and what they can."""
+
+
+def _with_names(app: Any, _exception: Exception | None) -> None:
+    """Name the landmarks of all pages, which the theme has in no template that can be replaced."""
+    for path in Path(app.outdir).rglob("*.html") if app.builder.format == "html" else ():
+        text = path.read_text()
+        for theirs, ours in _NAMED.items():
+            text = text.replace(theirs, ours)
+        path.write_text(text)
+
+
+def _with_images(app: Any, _exception: Exception | None) -> None:
+    """Copy what pages show by HTML, a picture for each scheme: Sphinx copies those of Markdown."""
+    if app.builder.format == "html":
+        images = Path(app.srcdir, "images")
+        shutil.copytree(images, Path(app.outdir, "images"), dirs_exist_ok=True)
+
+
 def setup(app: Any) -> None:
+    app.connect("build-finished", _with_images)
+    app.connect("build-finished", _with_names)
     app.connect("html-page-context", _with_levels, priority=900)  # after the theme has made it
     app.connect("source-read", _with_account)
     app.connect("source-read", _with_links)

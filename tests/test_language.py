@@ -32,7 +32,6 @@ WHOLE = {
     "docs/complaints.md",  # a list of threads
     "docs/protocol.md",  # one who writes a client needs all of it
     "docs/reference/promises.md",  # a list of tests
-    "docs/waiting.md",  # what is promised stands beside how it works
 }
 """Pages that are longer."""
 
@@ -64,6 +63,9 @@ SAY_IN_PAGES = SAY | {
     r"in order to": "to",
     r"utili[sz]e[sd]?": "use",
     r"and/or": "say which",
+    r"(those|all) who": "tasks that, waiters that, clients that",
+    r"(servers?|keys?|locks?|leases?) (knows?|wants?|thinks?|hears?|believes?)": "has, accepts, or "
+    "name the person or program that does",
     r"etc\.": "name the others, or say such as",
     r"above all such as|are such": "most often, or such as",
 }
@@ -123,7 +125,15 @@ def odd_words(text: str, say: dict[str, str] = SAY) -> list[str]:
     ]
 
 
-PRONOUN = re.compile(r"^\s*\w+: (?:it|that|them|these|they|this|what|who|whose)\.$", re.MULTILINE)
+PRONOUN = re.compile(
+    r"^\s{4,}\w+: (?:\.\.\. .*$|of \w.*$|(?:it|that|them|these|they|this|what|which|who|whose"
+    r"|its own|one of them|see (?:there|above|below)|(?:to )?who \w+)\.$)",
+    re.MULTILINE,
+)
+"""An argument that is described by what stands beside it."""
+
+FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<!\.)\.\.\.$", re.MULTILINE)
+"""Of a docstring: the rest or the beginning of another one's sentence, or a riddle."""
 
 STATEMENT_OF_WHO = re.compile(r"^Who [^?]*[.!:]$")
 POINTING = re.compile(r"\b(?:see|as) (?:above|below)\b")
@@ -299,6 +309,20 @@ def test_docstrings_and_comments_are_plain(folder: str) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("folder", ["celery_dflock", "server/dflockd"])
+def test_docstrings_define_without_riddles(folder: str) -> None:
+    """Of all code: no argument is "it", and no docstring goes on with another one's sentence."""
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    found = []
+    for path in paths:
+        described = docstrings_of(path.read_text())
+        found += [(name(path), each) for each in PRONOUN.findall(described)]
+        found += [(name(path), each) for each in blocks(described) if FRAGMENT.search(each)]
+
+    assert len(paths) > 50
+    assert found == []
+
+
 BRANCH = re.compile("[├└]")
 
 
@@ -347,7 +371,11 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert (
         len(dependent("Who waits gets it.\n\nWho waits?\n\n| a | see below |\n\n[here](a.md)")) == 3
     )
-    assert PRONOUN.findall("    error: it.\n    key: the key of the lock.\n") == ["    error: it."]
+    assert (
+        len(FRAGMENT.findall("... and why.\n\nHow many...\n\nWho asks.\n\nThe run, who asks.")) == 3
+    )
+    defined = "    error: it.\n    token: of the grant,\n    key: the key of the lock.\n"
+    assert PRONOUN.findall(defined) == ["    error: it.", "    token: of the grant,"]
     assert length(f"Two words.\n\n| a | cell |\n\n{code}") == len(
         ["Two", "words.", "`whoever`", "asks."]
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_dflock import LockedTask, RequeueOptions, TaskOptions
+from celery_dflock import LockedTask, RequeueOptions, TaskOptions, options
 from celery_dflock.options import OPTIONS, Backoff
 from examples.demo.stage import ROOT
 
@@ -112,3 +115,41 @@ def test_the_options_are_those_of_the_task() -> None:
 
     assert declared == set(OPTIONS) == set(TaskOptions.__annotations__)
     assert set(RequeueOptions.__annotations__) == set(Backoff.__dataclass_fields__)
+
+
+def described(name: str) -> dict[str, str]:
+    """The fields of a class of the options that have a text below them, which editors show."""
+    [body] = [
+        node.body
+        for node in ast.parse(inspect.getsource(options)).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def test_an_editor_has_a_description_of_each_option() -> None:
+    assert set(described("TaskOptions")) == set(OPTIONS)
+    assert set(described("RequeueOptions")) == set(RequeueOptions.__annotations__)
+
+
+def test_the_description_names_the_default() -> None:
+    for option, text in described("TaskOptions").items():
+        value = inspect.getattr_static(LockedTask, option)
+        if isinstance(value, int | str):
+            shown = f'``"{value}"``' if isinstance(value, str) else str(int(value))
+            assert f"The default is {shown}" in text, option
+
+
+@pytest.mark.parametrize("name", ["TaskOptions", "RequeueOptions"])
+def test_the_site_shows_a_description_whole(name: str) -> None:
+    """Of a first line with a colon Sphinx (its Napoleon) takes what is before it for a type."""
+    for option, text in described(name).items():
+        assert ":" not in text.splitlines()[0], option

@@ -32,9 +32,10 @@ class Claims:
     did not finish.
 
     Args:
-        key: of the beats' lock. Of a list of servers the one with this lock has the claims as well:
+        key: the key of the beats' lock. Of a list of servers the one with this lock has the claims
+        as well:
             a beat that leads needs no other.
-        settings: of the app.
+        settings: the settings of the app.
     """
 
     def __init__(self, key: str, settings: Settings) -> None:
@@ -74,7 +75,7 @@ class Claims:
         """Return the claimed firing that the last leader did not finish, if any.
 
         Args:
-            names: of the entries that there are.
+            names: the names of the entries that there are.
 
         Raises:
             RemoteError: the server could not be asked.

@@ -63,7 +63,7 @@ def decide(plan: Plan, it: Refusal) -> Any:
 def drop_ended(plan: Plan, it: Refusal) -> None:
     """End a redelivery if its task has ended, whatever else would happen to it."""
     if isinstance(it, Redelivered):
-        # Who has the lock may be a redelivery too, and only look for the result.
+        # The run that has the lock may be a redelivery too, and only look for the result.
         redelivery.drop_if_ended(plan)
         redelivery.drop_if_run(plan)
     elif plan.header.redelivery:

@@ -27,7 +27,7 @@ ADDED_BY_BROKER = re.compile(
 """Headers in which RabbitMQ counts; of a message sent again they make it believe that it goes round."""
 
 FANOUT_WITHOUT_QUEUES = ("redis", "mongodb")
-"""Transports whose fanout queues are none: who listens gets a message, and none can be put there."""
+"""Transports whose fanout queues keep no messages: only those that listen get one."""
 
 
 USUAL_VISIBILITY = {"redis": 3600.0, "sqs": 1800.0}
@@ -159,7 +159,7 @@ def has_quorum_queues(app: Celery) -> bool:
 
 
 def driver(app: Celery) -> str:
-    """Return what kind of broker the app sends its tasks to: ``amqp``, ``redis``, ..."""
+    """Return what kind of broker the app sends its tasks to: ``amqp`` or ``redis``, say."""
     return str(app.producer_pool.connections.connection.transport.driver_type)
 
 

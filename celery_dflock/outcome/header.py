@@ -47,7 +47,7 @@ class Header:
         age: the number by which the newest wins; 0 for none.
         attempt: how often the task was requeued because of a conflict.
         since: when the first of these was; a time of day.
-        ticket: of the position in the queue of the lock that was kept for this attempt.
+        ticket: the ticket of the position in the queue of the lock that was kept for this attempt.
         redelivery: how often this message has found another run of it under way.
         is_free: whether the lock was free the last time.
         outage: how often in a row no lock server could be asked.

@@ -78,7 +78,7 @@ class ShuttingDown:
 
     Attributes:
         error: says so.
-        ticket: of the task's position, if it has one that nobody has taken up yet.
+        ticket: the ticket of the task's position, if it has one that nobody has taken up yet.
     """
 
     error: LockNotAcquiredError
@@ -90,8 +90,8 @@ class Unavailable:
     """No lock server could be asked, or the one that was asked grants nothing of the kind.
 
     Attributes:
-        error: says why.
-        server: which.
+        error: says why no lock server granted the lock.
+        server: the address of the server that was asked.
         refused: what kind of error it answered, if it did; see `refused_with`.
     """
 
@@ -130,7 +130,7 @@ class ItsTurn:
     """The key is free for the task; nothing is granted yet.
 
     Attributes:
-        ticket: of its position, which the process takes up; ``None`` if that is gone.
+        ticket: the ticket of its position, which the process takes up; ``None`` if that is gone.
     """
 
     ticket: str | None
@@ -145,7 +145,7 @@ class HandOff:
         waited: seconds.
         came: what came of it. ``None``: the server knows no waiting without a grant, so the task is to
             wait in its slot.
-        lent: of several keys those that the worker has taken, in order, each with the token by which
+        lent: the keys, of several, that the worker has taken, in order, each with the token by which
             the process adopts it. What came is about the next one then.
     """
 

@@ -32,7 +32,7 @@ def supersede(call: Signature, timeout_s: float = 10) -> None:
     Called in the body of that task, it does not return: the body is interrupted there.
 
     Args:
-        call: of a task with ``lock_conflict="supersede"``, such as ``render.s(7)``.
+        call: a call of a task with ``lock_conflict="supersede"``, such as ``render.s(7)``.
         timeout_s: seconds for the older task to let go.
 
     Raises:
@@ -63,7 +63,7 @@ def use_up_rate(call: Signature, leave: int = 0) -> None:
     """Have as many runs begin as the ``lock_rate`` of a call lets begin now, each with a weight of 1.
 
     Args:
-        call: of a task with ``lock_rate``, such as ``fetch.s("vendor")``.
+        call: a call of a task with ``lock_rate``, such as ``fetch.s("vendor")``.
         leave: so many may still begin.
 
     Raises:
@@ -97,7 +97,7 @@ def turn_order(*calls: Signature) -> list[Signature]:
     turns. Nothing runs, and the lock is as free as before.
 
     Args:
-        calls: of tasks with the same lock, which nobody else wants.
+        calls: calls of tasks with the same lock, which nobody else wants.
 
     Raises:
         AssertionError: the calls have several locks.

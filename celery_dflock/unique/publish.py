@@ -59,7 +59,7 @@ def send(
 
     Args:
         task: the task.
-        options: of this call.
+        options: the options of this call.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
         message: options of the message.

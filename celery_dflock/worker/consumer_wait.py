@@ -397,7 +397,7 @@ class ConsumerWait:
         elif waiter.has_unique_to_prolong:
             self._errands.run(waiter.prolong_unique)
 
-    # Who is next.
+    # Which waiter is next.
 
     def _find_next(self) -> None:
         """See to it that the next task whose turn it is has a process, while somebody waits."""

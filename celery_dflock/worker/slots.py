@@ -26,7 +26,7 @@ def slots_of(
     Celery clears the semaphore when the broker is lost, and with it the messages.
 
     Args:
-        consumer: of the worker.
+        consumer: the consumer of the worker.
         post: has something done where requests are handled.
     """
     controller = consumer.controller
@@ -39,8 +39,8 @@ def slots_of(
 class Slots:
     """As a semaphore of Celery's, for threads, gevent, eventlet and solo.
 
-    Who has a slot is among the requests that Celery counts as reserved: one that is not any more has
-    ended, however that was.
+    A request that has a slot is one that Celery counts as reserved: once Celery does not, it has ended,
+    however that was.
     """
 
     def __init__(self, consumer: Consumer, post: Callable[[Job], object]) -> None:
@@ -77,7 +77,7 @@ class Slots:
         self._go_on()
 
     def clear(self) -> None:
-        """Forget who queues, and who has acquired a slot."""
+        """Forget the requests that queue, and those that have acquired a slot."""
         with self._mutex:
             self._waiting.clear()
             self._acquired = 0

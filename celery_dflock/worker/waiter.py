@@ -48,12 +48,12 @@ class Waiter:
 
     Attributes:
         request: Celery's.
-        owner: who asks.
+        owner: the run that asks, as the lock server compares it.
         lock: what it waits for, of several keys those in their order. Never held here, but for all
             but the last of several; see `held`.
         held: those that are held here, while it waits for the next.
         timeout: seconds to wait here, as far as the broker waits too; ``None`` for no end.
-        ticket: of the position that was kept for it before, if one was.
+        ticket: the ticket of the position that was kept for it before, if one was.
         reservation: how its position is kept if its turn does not come in time.
         pending: the client's part of the wait, once that has begun.
         handed: what the process that runs the task is to know, once that is decided.

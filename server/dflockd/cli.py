@@ -236,7 +236,7 @@ async def _serve_shards(settings: Settings) -> int:
     server = Server(node.table, _server_options(settings))
     door = _front_door(node, settings)
     http = _http(server, settings, cluster=node, door=door)
-    # Also while the store is away: who looks whether this process lives is not to take it for dead.
+    # Also while the store is away: a probe of whether this process lives must not take it for dead.
     if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
     name = f"etcd {', '.join(store.endpoints)}"
@@ -376,7 +376,8 @@ def _tell_shares(settings: Settings) -> None:
             shares.connections,
         )
     logger.info(
-        "%d open files: %d for connections, %d more for those not in yet, %d for HTTP, %d kept",
+        "%d open files: %d for connections, %d for connections that have not signed in yet, "
+        "%d for HTTP, %d in reserve",
         shares.total,
         shares.connections,
         shares.pending,

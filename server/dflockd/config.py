@@ -407,7 +407,7 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_UNIX_SOCKET_MODE",
         None,
         _MODE,
-        "Permissions of the unix socket: who may connect; by default the umask decides",
+        "Permissions of the unix socket, which decide who may connect; by default the umask sets them",
     ),
     Setting(
         "--http-host",
@@ -603,7 +603,7 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
 
 
 def _is_any(host: str) -> bool:
-    """Whether a host is ``0.0.0.0`` or ``::``: who connects there reaches his own machine."""
+    """Whether a host is ``0.0.0.0`` or ``::``: a client that connects there reaches its own machine."""
     try:
         found = ipaddress.ip_address(host)
     except ValueError:

@@ -273,8 +273,9 @@ class DistributedLock(LockBase):
 
         Args:
             for_s: after so many seconds the pause ends by itself.
-            reason: is shown to everybody who looks or waits.
-            by: who has paused it; by default the user and the host of this process.
+            reason: the text that is shown to everybody who looks or waits.
+            by: the name of the person or program that pauses it; by default the user and the host
+            of this process.
 
         Raises:
             RemoteError: the server could not be asked, or does not know this.
@@ -433,7 +434,7 @@ LONGEST_LOOK = 5.0
 
 
 class _Replies:
-    """Who waits for replies in one event loop. One timer does for all of them."""
+    """The readers that wait for replies in one event loop. One timer does for all of them."""
 
     def __init__(self) -> None:
         self.readers: weakref.WeakSet[_Reader] = weakref.WeakSet()

@@ -29,7 +29,7 @@ from dflockd.wire import (
 )
 
 OwnerLike: TypeAlias = "tuple[str, int] | tuple[str, int, int]"
-"""Who asks: a name, and the number of the attempt; and an age, where the newest wins."""
+"""The run that asks: its name, and the number of the attempt; and an age, where the newest wins."""
 
 
 class Reservation(NamedTuple):

@@ -337,8 +337,9 @@ class DistributedLock(LockBase):
 
         Args:
             for_s: after so many seconds the pause ends by itself.
-            reason: is shown to everybody who looks or waits.
-            by: who has paused it; by default the user and the host of this process.
+            reason: the text that is shown to everybody who looks or waits.
+            by: the name of the person or program that pauses it; by default the user and the host
+            of this process.
 
         Raises:
             RemoteError: the server could not be asked, or does not know this.

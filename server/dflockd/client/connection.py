@@ -70,7 +70,7 @@ class _Forked(Protocol):
 
 
 class Watcher(Protocol):
-    """Who has registered the descriptor of a connection with a poller."""
+    """Something that has registered the descriptor of a connection with a poller."""
 
     def is_gone(self) -> bool:
         """Whether the poller is no more: nobody learns there of the end of the connection."""
@@ -96,9 +96,10 @@ class Connection:
 
     The next reply would be taken for the wrong one, and closing is what tells the server to let go.
 
-    Who has registered the descriptor with a poller closes it. If anybody else did, its number would be
-    free for the next connection, while the poller takes it for this one. So `close` shuts it down where
-    somebody watches it, which tells the server and wakes all who wait; the last to `unwatch` closes it.
+    The watcher that has registered the descriptor with a poller closes it. If anybody else did, its
+    number would be free for the next connection, while the poller takes it for this one. So `close`
+    shuts it down where somebody watches it, which tells the server and wakes all who wait; the last
+    to `unwatch` closes it.
     """
 
     __slots__ = (
@@ -144,7 +145,8 @@ class Connection:
         self.reader = ReplyReader()
         self.is_tls = False
         self._watchers: list[object] = []
-        """Who has registered the descriptor, and who is closing it. Changed by single operations."""
+        """Those that have registered the descriptor, or are closing it. Changed by single
+        operations."""
         me = threading.get_ident()
         try:
             _making.append(me)
@@ -253,7 +255,7 @@ class Connection:
         self.unwatch(self)
 
     def is_gone(self) -> bool:
-        """As that of a `Watcher`: who closes a connection watches it until that is done."""
+        """As that of a `Watcher`: a connection that closes itself watches itself until that is done."""
         return False
 
     def _shut_down(self) -> None:

@@ -60,8 +60,8 @@ def connect(
 
     Args:
         route: to the server.
-        until: when to give up; ``None`` for soon...
-        is_strict: ... and whether exactly then. Otherwise a process that was stopped for long gets a
+        until: when to give up; ``None`` for soon.
+        is_strict: whether to give up exactly then. Otherwise a process that was stopped for long gets a
             moment more.
         made: gets the connection before its server has said hello: from then on it can be interrupted.
 
@@ -115,7 +115,7 @@ def talk(
 
     Args:
         link: the connection.
-        operation: it.
+        operation: what is asked on the connection.
         until: when no reply is waited for any more.
         look: to be done now and then while no reply comes.
         is_strict: as that of `connect`.

@@ -1,4 +1,4 @@
-"""Who asks, as requests for a slot say it: a label for people, an owner for the server."""
+"""What a request for a slot says of its client: a label for people, an owner for the server."""
 
 from __future__ import annotations
 

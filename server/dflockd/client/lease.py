@@ -39,7 +39,7 @@ class Renewal(Signal):
     """A renewal that somebody asks the reactor for; fired when it is done, or the lease is over.
 
     Args:
-        seconds: of the new lease; ``None`` for that which was granted.
+        seconds: the seconds of the new lease; ``None`` for that which was granted.
     """
 
     __slots__ = ("is_granted", "seconds", "sent")
@@ -200,7 +200,7 @@ class Lease:
         It is good news then, but the owner may have seen already that the lease was over.
 
         Args:
-            grant: it.
+            grant: the answer to the renewal.
             link: another connection, to which the hold belongs by now; others may take it.
         """
         if self._end or clock.now() >= self.deadline:
@@ -269,7 +269,7 @@ class Lease:
         """End it for its owner, who releases it or hands it on; ``False`` if it has ended already.
 
         Args:
-            claim: of the call; `is_ended_by` knows it from then on.
+            claim: the claim of the call; `is_ended_by` knows it from then on.
         """
         if self._end.setdefault("by", claim) is not claim:
             return False

@@ -423,7 +423,7 @@ class Maker(Generic[L]):
     """Makes locks that differ in their keys and in who asks for them; see `LockBase.maker`.
 
     Args:
-        lock_class: of the locks.
+        lock_class: the class of the locks.
         sort: what they have in common.
     """
 
@@ -490,9 +490,9 @@ class SemaphoreBase(LockBase):
         limit: how many may hold it, from the latest request on. If that is less than before, nobody
             loses the lock, and nobody gets it until there is room.
         weight: how many of the limit this takes, up to all: then nobody else holds the key, whatever
-            limit others give. Who has waited longest and takes more than is free is not passed by
-            others. A rate and the limit of a group count in the same units. A server that does not
-            know weights: `UnsupportedError`.
+            limit others give. If the first waiter takes more than is free, others do not pass it. A
+            rate and the limit of a group count in the same units. A server that does not know
+            weights: `UnsupportedError`.
     """
 
     _space = Space.SEMAPHORE

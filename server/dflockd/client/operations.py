@@ -140,9 +140,9 @@ class Progress:
     granted: Granted | None = None
     """A grant that was not confirmed yet when the lock's shard moved."""
     keep: Reserve | None = None
-    """The reservation of the position if the wait ends without a grant..."""
+    """The reservation of the position if the wait ends without a grant."""
     kept: bytes = b""
-    """... and its name once it is."""
+    """The ticket of the position, once it is reserved."""
 
 
 class Target(NamedTuple):
@@ -155,7 +155,7 @@ class Target(NamedTuple):
     lease: int | None
     server: str
     introduction: Introduction = ANONYMOUS
-    """Who asks."""
+    """The owner and the label of the client that asks."""
     progress: Progress | None = None
     """Of a waiter that has a position with a ticket, or may get one."""
     rate: Rate | None = None
@@ -485,7 +485,7 @@ def detach(target: Target, token: bytes, lease: int, *, is_new: bool = False) ->
 
     Args:
         target: what it is about.
-        token: of the grant.
+        token: the token of the grant.
         lease: seconds.
         is_new: whether its connection is another one than before. To the server the hold belongs to
             that, which may be half open: so it is brought here before.
@@ -524,7 +524,7 @@ def renewal_request(
 
     Args:
         target: what it is about.
-        token: of the grant.
+        token: the token of the grant.
         lease: seconds.
         has_begun: whether it says that the run has begun, of a lock with a rate.
         is_new: whether its connection is another one than before: its server may have forgotten the
@@ -583,7 +583,7 @@ def _given_back(target: Target, request: bytes) -> Operation[bool]:
 def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | None]:
     """Say hello, first thing on a connection, and show the shared secret with that if there is one.
 
-    Who connects limits the time: a server that stands still is waited for as in any other request.
+    The caller limits the time: a server that stands still is waited for as in any other request.
 
     Returns:
         What the server knows beyond the published protocol; ``None`` if it does not know this request,

@@ -112,7 +112,7 @@ class PendingAcquires:
             lock: says what is waited for; nobody else's from now on.
             timeout_s: seconds to wait, rounded up to whole ones; ``None`` has no end. It ends nothing
                 while it is its turn.
-            ticket: of a position to resume; see `DistributedLock.enqueue`.
+            ticket: the ticket of a position to resume; see `DistributedLock.enqueue`.
             reservation: keep the position if its turn does not come in time; ``lock.ticket`` names it
                 then.
             takes: be granted the lock here, without a turn: `told` is called once `lock` holds it, and
@@ -359,7 +359,7 @@ class PendingAcquires:
         """Have a position be taken again, or give it up.
 
         Args:
-            pending: whose.
+            pending: the pending acquire that has the position.
             exc: what has happened.
             asked: the server to ask for it; ``None`` if it was there and waited.
             is_slow: whether it has taken long to learn of it.

@@ -144,9 +144,9 @@ def make(space: Space, key: str, *others: Any) -> Plan:
     """Check the arguments of a lock; see `dflockd.client.lock.LockBase`.
 
     Args:
-        space: its kind.
-        key: it.
-        others: as those of a `Sort`.
+        space: the kind of lock.
+        key: the name of the lock.
+        others: the other fields of a `Sort`, in order.
 
     Raises:
         InvalidKeyError: the key cannot be sent.

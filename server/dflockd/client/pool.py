@@ -13,7 +13,7 @@ MAX_IDLE = 16
 """Connections that are kept idle for each server and credentials; more are closed on return."""
 
 MAX_IDLE_IN_ALL = 64
-"""The same for all of them together: who makes a new TLS context for each lock reuses none."""
+"""The same for all of them together: a program with a new TLS context for each lock reuses none."""
 
 FEW_ROUTES = MAX_IDLE_IN_ALL // MAX_IDLE
 """With so many routes there are never too many of all."""
@@ -61,7 +61,7 @@ class Pool:
         """Take a connection back, between two requests.
 
         Args:
-            link: it.
+            link: the connection, which is open or closed.
             since: when it was needed last; now, if that is not said.
         """
         if link.closed:

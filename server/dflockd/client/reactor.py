@@ -145,7 +145,7 @@ class Reactor:
         """Watch a lease from now on, and take in what has come on its connection by now.
 
         Args:
-            lease: it.
+            lease: the lease to watch.
             seen: fired once that is done.
         """
         reactor = _reactor_of(lease, self)
@@ -380,7 +380,7 @@ class Reactor:
         """Resume a task with what it has waited for, and see what it waits for next."""
         if task.ended:
             return
-        task.order = -1
+        task.order = -1  # what still comes for this wait is late: it must not end the next one
         task.listen_no_more()
         try:
             wait = task.flow.send(outcome)
@@ -455,6 +455,8 @@ class Reactor:
         if task.registered is not None:
             link, _ = task.registered
             task.registered = None
+            # Before `unwatch`, which may close it: the next connection gets the same number, and the
+            # selector would report that one to this task.
             with contextlib.suppress(KeyError):  # it could not be registered
                 self._selector.unregister(link.fileno())
             link.unwatch(task)

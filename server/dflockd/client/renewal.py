@@ -250,7 +250,7 @@ class _Rescue:
     """A search for the server of a lease on other connections, wherever that is by now.
 
     Args:
-        keeper: of the lease.
+        keeper: the keeper of the lease.
         stood_on: its connection. The server may have the lock after all, and would free it with that.
         why: what has happened there.
     """

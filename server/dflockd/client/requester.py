@@ -142,11 +142,11 @@ class Requester:
 
         Args:
             begin: begins it.
-            timeout: its own.
+            timeout: the time that this request has, in seconds.
             until: when no reply is waited for any more.
             look: to be done now and then while no reply comes.
-            link: the connection, if one was chosen already...
-            under_way: ... and what has been asked on it.
+            link: the connection, if one was chosen already.
+            under_way: what has been asked on `link`.
         """
         pool, owner = self._home().pool, self._owner.get("by")
         link = link or pool.take(self.route)

@@ -32,9 +32,9 @@ class LookUp(Signal):
 def look_up(host: str, port: int) -> LookUp:
     """Have a name looked up in another thread.
 
-    Who asks for the same host and port at the same time shares one look-up. One that does not answer
-    holds up nobody who asks for another host, nor for long who asks for the same. From any thread, and
-    without a lock.
+    Callers that ask for the same host and port at the same time share one look-up. A look-up that does
+    not answer holds up nobody who asks for another host, and those who ask for the same not for
+    long. From any thread, and without a lock.
     """
     where, now = (current_hub(), host, port), clock.now()
     latest = under_way.get(where)

@@ -241,7 +241,7 @@ def follow(pursuit: Pursuit, attempt: Callable[[Address, float | None], Flow[R]]
     """Ask the servers that a pursuit gives until one answers.
 
     Args:
-        pursuit: it.
+        pursuit: names the server to ask next, and ends the search.
         attempt: asks a server, with so many seconds left to wait (``None``: no end).
 
     Raises:
@@ -336,7 +336,7 @@ class Pursuit:
         Nothing is left to be found out once the time is over, for nobody waits for the answer any more.
 
         Args:
-            server: it.
+            server: the server that has not answered.
             is_waiting: whether it is right to say nothing as long as it is alive.
 
         Returns:
@@ -466,7 +466,7 @@ class Pursuit:
         """Ask one server after another for the map; return why none could answer.
 
         Args:
-            but: who is not asked: it is looked at, and few of the others will do.
+            but: a server that is not asked: it is looked at, and few of the others will do.
         """
         if (yield from self._leave_to_others()):
             self._reloads += 1

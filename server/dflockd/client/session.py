@@ -100,7 +100,8 @@ class LockSession(Requester):
         shards: the map of the cluster; ``None`` without one.
         home: returns what the process shares.
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
-        plan: of the lock, which remembers what an operation begins with; ``None`` for a lock that says
+        plan: the plan of the lock, which remembers what an operation begins with; ``None`` for a
+        lock that says
             more than its plan, of who asks.
     """
 
@@ -109,9 +110,9 @@ class LockSession(Requester):
     ticket: str | None = None
     """The ticket that a `wait` has left."""
     asked: Exchange
-    """What the latest `ask` has asked for..."""
+    """What the latest `ask` has asked for."""
     patience: float | None
-    """... and for how many seconds its reply is waited for; ``None`` for no end."""
+    """For how many seconds the client waits for the reply to it; ``None`` for no end."""
 
     def __init__(
         self,
@@ -335,11 +336,11 @@ class LockSession(Requester):
         """Wait for the lock; ``False`` if it was not granted in time.
 
         Args:
-            claim: of the caller.
+            claim: the claim of the caller.
             timeout: seconds; ``None`` for no end.
-            asked: where `ask` has asked for it already...
-            reply: ... and what has come since.
-            progress: of who takes up a position, or is to keep one.
+            asked: the connection on which `ask` has asked for it already.
+            reply: the reply that has come on it since.
+            progress: how far the waiter has come that takes up a position, or is to keep one.
         """
         begun = self._begun(claim, operations.acquire, timeout, asked, reply, progress)
         grant = yield from begun
@@ -528,7 +529,7 @@ class LockSession(Requester):
         """Let the hold go on without this session; return its token, or ``None`` if it is over.
 
         Args:
-            claim: of the caller.
+            claim: the claim of the caller.
             seconds: its lease; ``None`` for that which was granted.
         """
         lease = self.lease
@@ -562,7 +563,7 @@ class LockSession(Requester):
         adopted. No renewal is under way then: one that came later would take the hold back.
 
         Args:
-            claim: of the caller.
+            claim: the claim of the caller.
 
         Returns:
             ``None`` if that cannot be done at this instant, and nothing has changed.
@@ -588,9 +589,9 @@ class LockSession(Requester):
         """Release the lock, or the position; ``False`` if it was no longer held.
 
         Args:
-            claim: of the caller.
-            asked: where `hand_back` has begun to...
-            reply: ... and what has come since.
+            claim: the claim of the caller.
+            asked: the connection on which `hand_back` has begun to.
+            reply: the reply that has come on it since.
             give: what is said; `operations.give_back` of a run that never begins.
         """
         is_queued = self.queued is not None and self._forks == forks.count
@@ -620,7 +621,8 @@ class LockSession(Requester):
         except errors.RemoteError as exc:
             released = False
             level = outage.level(self.server)
-            # Who collects log records keeps the error.
+            # A program that collects log records keeps the error, and a frame in it would keep the
+            # lock.
             failed = without_frames(exc)
             logger.log(level, "lock %r could not be released: %s", self._name, failed)
             if self.telling is not None:
@@ -631,7 +633,8 @@ class LockSession(Requester):
         self.telling = None
         self._be_free()
         if link is not None:
-            # Not before: who is interrupted closes what this session stands on.
+            # Not before: a caller that is interrupted closes the connection that this session
+            # stands on.
             self._home().pool.give(link)
         return released
 
@@ -644,10 +647,14 @@ class LockSession(Requester):
             AlreadyHeldError: it is another's, or holds the lock, or waits for it.
         """
         if self._forks != forks.count:
+            # What this object holds is the parent's. To release it in the child would let others in
+            # while the parent works.
             self._owner = {}
             self.lease = self.queued = None
             self._forks = forks.count
             self.home = self._home()
+        # One operation, which no other thread and no signal handler divides: of a look and a change
+        # after it two callers could come out as owners.
         if self._owner.setdefault("by", claim) is claim:
             return
         lease = self.lease
@@ -695,6 +702,8 @@ class LockSession(Requester):
             self._home().pool.give(link)
             return False
         on_lost = None if self._on_lost is None else self._on_lost()
+        # First the lease, then the end of the request: wherever this is interrupted, one of the two
+        # names the connection, and with that the hold can be ended.
         lease = self.lease = Lease(
             self.target, grant, link, self._renew_ratio, on_lost, self.shards, self
         )
@@ -715,10 +724,10 @@ class LockSession(Requester):
         """Take the connection of a lease; ``None`` if it is over, or has none.
 
         Args:
-            lease: it.
-            claim: of who has ended it, and is not kept waiting while the reactor looks for another
-                connection; ``None`` for others, who wait for that. To give it up halfway would be to
-                end a connection that the hold may have just come to belong to.
+            lease: the lease whose connection is taken.
+            claim: the claim of the caller that has ended the lease: that one does not wait while the
+                reactor looks for another connection. ``None`` for other callers, which wait for it. To
+                give it up halfway would be to end a connection to which the hold may belong by now.
         """
         began = clock.now()
         while (link := lease.take()) is None:

@@ -1,4 +1,4 @@
-"""The newest wins: who holds a lock with an age hears from the server that somebody newer wants it."""
+"""The newest wins: a client that holds a lock with an age learns that a newer one wants it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def listen(lease: Lease | None, told: Told) -> None:
     """Have the thread that renews leases wait, while a lock is held, until somebody newer asks for it.
 
     Args:
-        lease: of the lock; nothing happens without one.
+        lease: the lease of the lock; nothing happens without one.
         told: called on that thread: it must not block.
     """
     if lease is not None:

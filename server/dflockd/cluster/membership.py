@@ -38,7 +38,7 @@ class Membership:
 
     Attributes:
         condition: that the entry of this life is there. Answers under another one are of another life.
-        lease: of the store, by which the entry lives; 0 while there is none.
+        lease: the lease of the store, by which the entry lives; 0 while there is none.
         wants_lease: whether it has to `enlist`, for it never did or was taken for dead.
         joined: whether the entry was found in this life.
         reason: by what it is known that the store was replaced.

@@ -79,7 +79,7 @@ class Node:
 
     Args:
         address: where clients reach it, as ``host:port``.
-        limits: of its lock table.
+        limits: the limits of its lock table.
         secret: what tokens are made with, the same on all servers. Until that is `found`, one that
             nobody has.
         parameters: what all servers have agreed upon.
@@ -154,6 +154,8 @@ class Node:
 
     def loaded(self, loaded: Loaded, now: float) -> None:
         """Take in all that the store has under the prefix, at the start and after an interruption."""
+        # Here and below: nothing that comes out of a store that was replaced makes this server serve
+        # again, for other servers may have granted its locks there.
         if self.leases.over_at is not None:
             return
         for key, record, revision in self.view.differences(loaded):
@@ -240,7 +242,7 @@ class Node:
         They are to open no shard at once while the lease lasts, and to begin no epoch again.
 
         Args:
-            lease: of the store as it is now, for as long as a lock from before may be left.
+            lease: the lease of the store as it is now, for as long as a lock from before may be left.
             now: the time.
         """
         view = self.view
@@ -382,6 +384,8 @@ class Node:
             "%s was declared dead: its %d shards are checked before it serves them again",
             *(self.address, len(self._tenures)),
         )
+        # Before the new life begins: its serving lease would have them served here again, and another
+        # server may have them by now.
         self._tenures.suspend()
         for queue in (*self._queues, self._retries):
             queue.clear()
@@ -527,6 +531,8 @@ class Node:
             self._send(self.claims.leftovers.due(now))
 
     def _work_on_shards(self, now: float) -> None:
+        # With each goes the condition that the entry of this life is still there. If others have taken
+        # this server for dead, and its shards for theirs, nothing that it sends is carried out.
         condition, claims, handover = self.membership.condition, self.claims, self.handover
         while claims.unconfirmed and self._may_send(Kind.CONFIRM, now):
             self._send_about_shards(claims.confirm(condition, now))
@@ -581,6 +587,8 @@ class Node:
         Returns:
             Whether it is known why.
         """
+        # Without an outcome it may have been carried out, or may be yet. So nothing follows from that
+        # here: the record says later whose the shard is, and until then nobody opens it here.
         for tenure in transaction.tenures:
             tenure.under_way = False
         shards = [tenure.shard for tenure in transaction.tenures] + list(transaction.shards)

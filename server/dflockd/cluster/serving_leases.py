@@ -103,7 +103,7 @@ class ServingLeases:
         Args:
             server: the one that had the shard, until somebody else claimed it.
             claimed: when its own claim was first known.
-            revision: of the store when it was succeeded.
+            revision: the revision of the store when it was succeeded.
 
         Returns:
             ``inf`` while some of its signs of life may still be on their way.

@@ -44,10 +44,11 @@ class View:
     record, so somebody else has, and locks of that epoch may be held.
 
     Attributes:
-        records: of each shard; an empty one where the store has none, or one that cannot be read, but
+        records: the record of each shard; an empty one where the store has none, or one that cannot
+        be read, but
             for the server and the epoch of one that was deleted.
-        epochs: of each shard, the highest that was seen.
-        revisions: of each shard, to be compared with; 0 where the store has none.
+        epochs: the highest epoch of each shard that was seen.
+        revisions: the revision of each shard, to be compared with; 0 where the store has none.
         unreadable: shards whose records must be left alone.
         roster: the servers: who is alive, who may be given shards, and who leads.
         nodes: those that are alive, and what tells each from others of its name.
@@ -192,7 +193,7 @@ class View:
         """Return which server has which shard, or is to have it.
 
         It is made when somebody asks, and for all who ask until something has changed. While much
-        changes it may be `REPORT_INTERVAL` old: who is sent astray by it is sent on.
+        changes it may be `REPORT_INTERVAL` old: a client that it sends astray is sent on.
         """
         if self._report is None or (not self._is_reported and now >= self._next_report):
             servers = {node: number for number, node in enumerate(sorted(self.nodes))}

@@ -1,4 +1,4 @@
-"""Who may have something made that takes much memory or time."""
+"""How many requests may have something made at once that takes much memory or time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may see and do what over HTTP."""
+"""Whether a request over HTTP may see or do what it wants."""
 
 from __future__ import annotations
 

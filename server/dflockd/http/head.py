@@ -59,7 +59,7 @@ class HttpRequest:
     state: h11.Connection = field(repr=False)
     """What the answer has to go by."""
     who: str = "somebody"
-    """Who asks, for the log."""
+    """The name of the client that asks, for the log."""
 
 
 class HeadReader:

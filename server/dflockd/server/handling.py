@@ -101,7 +101,7 @@ class Handling:
 
     Attributes:
         sessions: by the numbers of their peers.
-        slices: who has the event loop for how long.
+        slices: share out the time of the event loop.
         draining: whether nothing is granted any more, and sessions end that hold nothing.
         late_at: from when on what comes in may have come long before, for this process has stood
             still.

@@ -52,11 +52,11 @@ class Listener:
     Args:
         loop: where it runs.
         sockets: what to accept from; they listen already and become the listener's.
-        admission: who may come.
+        admission: decides which connections are accepted.
         factory: makes the protocol of a connection. It calls `Guest.admit`, for a port that is open
             to everybody too.
         tls: what to speak TLS with.
-        is_open: the port asks for nothing: who is accepted is in.
+        is_open: the port wants no secret, so that an accepted connection is signed in.
     """
 
     def __init__(

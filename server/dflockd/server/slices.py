@@ -1,4 +1,4 @@
-"""Who has the event loop, and for how long: each of its turns has one budget of time for all.
+"""Which session has the event loop, and for how long: each of its turns has one budget of time for all.
 
 What comes in is served as it comes, until the time of the turn is over; the rest of it comes first in
 the next turn. A client that has had its share and has more to do goes on behind that, and so does all
@@ -100,7 +100,7 @@ class Slices:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        # Who has its share in this turn has the next one in the next.
+        # A session that has its share in this turn gets the next one in the next turn.
         first, behind = len(self._first), len(self._behind)
         try:
             self._serve(self._first, first)

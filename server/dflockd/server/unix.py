@@ -89,8 +89,8 @@ def _identity(path: Path) -> tuple[int, int]:
 async def _alone_at(path: Path) -> AsyncIterator[None]:
     """Keep others from looking and binding at the same time: two could find one path free.
 
-    The lock is a file of its own, that only its owner can open: who may just look into the directory
-    cannot hold up a start. It stays, for to delete it would let two in.
+    The lock is a file of its own, that only its owner can open: a user that may
+    only look into the directory cannot hold up a start. It stays, for to delete it would let two in.
     """
     name = path.with_name(f"{path.name}.lock")
     try:

@@ -39,7 +39,7 @@ class Continuity:
         Args:
             asked: what `asks` returned when the request was sent.
             revision: that of the answer; 0 if it need not be the latest.
-            name: who answered.
+            name: the address of the store that answered.
             cluster: the identity of the store, if it has one.
 
         Raises:

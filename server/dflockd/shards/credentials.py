@@ -63,8 +63,8 @@ class EtcdUser(NamedTuple):
     """A user of etcd, where it has some.
 
     Attributes:
-        name: who it is.
-        password_file: where the line is that proves it.
+        name: the name of the user.
+        password_file: the file whose line is the password.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Who is alive, who may be given shards, and who leads: one rule for all that share a store.
+"""Which nodes are alive, which may be given shards, and which one leads: one rule for all of a store.
 
 Pure. What it goes by are the entries under ``<prefix>/nodes/`` and ``<prefix>/leaving/``.
 """

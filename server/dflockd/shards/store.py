@@ -117,7 +117,7 @@ class Size(NamedTuple):
 
     Attributes:
         total: on disk; a limit that the store has is about this.
-        in_use: of it, what holds something. The rest is used again for what is written next.
+        in_use: the part of it that holds something. The rest is used again for what is written next.
     """
 
     total: int

@@ -52,7 +52,7 @@ class StateDir:
         secret: what the digests of tokens are keyed with.
         fence: the largest fence that may have been given out.
         holds: what was held when it was last used.
-        newest: who was the newest of each key then.
+        newest: the newest task of each key at that time.
         rates: what had begun by then of keys that have a rate; empty after `start`.
         pauses: which keys were paused.
         rates_since: what may have begun before that is not among them.

@@ -47,9 +47,9 @@ class Disk:
     def make(self) -> None:
         """Make the directory if it is missing, for this user alone; its parent is not made.
 
-        Who may only read a directory could lock it, and keep every server from starting. So a directory
-        of this user is closed to others. One of somebody else, such as a volume that a group may
-        use, stays as it is.
+        A user that may only read a directory could lock it, and keep every server from starting. So
+        a directory of this user is closed to others. One of somebody else, such as a volume that a
+        group may use, stays as it is.
         """
         self.path.mkdir(mode=0o700, exist_ok=True)
         with suppress(PermissionError):

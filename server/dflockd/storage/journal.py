@@ -90,7 +90,7 @@ class Journal:
 
     Args:
         disk: where the segments are, and nothing else of that name.
-        identity: of the directory (16 bytes).
+        identity: the identity of the directory (16 bytes).
         generation: its number, from 1.
     """
 
@@ -182,6 +182,8 @@ class Journal:
         Raises:
             OSError: there is no room for another segment. Nothing may be granted then.
         """
+        # Before the records, and on the disk: if the machine crashes, a recovery waits for the longest
+        # lease that is noted there. A longer one would outlast it, with the next holder beside it.
         for hold in changes:
             if isinstance(hold, Hold) and hold.span > self.longest and not hold.detached:
                 self.lengthen(hold.span)
@@ -197,6 +199,8 @@ class Journal:
                 self._move()
         position, current = self._position, self._current
         if position != current.end:
+            # After the records, as one word: killed before it, the step has never been, and its replies
+            # have not been sent either.
             self._words[END] = NOTHING - position * LOW  # word(position), in fewer steps
             current.end = position  # after it: `sync` says that so much is on the disk
             if self._is_synced:

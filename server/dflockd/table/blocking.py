@@ -50,7 +50,7 @@ class DeadlockSearch:
         longest: most waits in a row: 1 where nobody who is waited for waits, 0 where nobody waits.
         since: when the longest wait began; infinity where nobody waits.
         groups: in how many somebody waits, of the keys where groups take turns.
-        circles: of links, each verified to be there when the look ended.
+        circles: the circles of links, each verified to be there when the look ended.
     """
 
     def __init__(self, partitions: Iterable[Partition]) -> None:

@@ -81,13 +81,14 @@ class Counts:
         """Renewals of what is not held: their senders have lost a lock."""
 
         self.begun = 0
-        """Runs that have begun for which a rate had let them through, as far as is known..."""
+        """Runs that a rate had let through and that have begun, as far as the table knows."""
         self.unbegun = 0
-        """... and those that gave up before they began."""
+        """Runs that a rate had let through and that gave up before they began."""
 
         # How they end.
         self.held = Histogram(SECONDS)
-        """Seconds from grant to end, of every hold that has ended: in one of these ways..."""
+        """Seconds from grant to end, of every hold that has ended: in one of the ways that follow, or
+        `parted`."""
         self.released = 0
         self.expired = 0
         self.lapsed = 0
@@ -101,12 +102,12 @@ class Counts:
         # How waits begin and end.
         self.queued = 0
         self.gave_up = 0
-        """Waits that ended without a grant: for lack of time..."""
+        """Waits that ended without a grant: in one of the ways that follow, or `left`."""
         self.timed_out = 0
         self.forgotten = 0
-        """... because nobody came back to a position that was kept..."""
+        """Waits that ended because no client came back to a position that was reserved."""
         self.ousted = 0
-        """... because somebody newer has come, and the newest wins..."""
+        """Waits that ended because a newer waiter came to a lock where the newest wins."""
         self.kept = 0
         """Positions that were left to be taken up again later."""
 
@@ -123,13 +124,13 @@ class Counts:
 
     @property
     def parted(self) -> int:
-        """... or with their connection."""
+        """Holds that ended with their connection."""
         others = self.released + self.expired + self.lapsed + self.evicted + self.superseded
         return len(self.held) - others
 
     @property
     def left(self) -> int:
-        """... or with their connection, with their shard, or at the end of the server."""
+        """Waits that ended with their connection, with their shard, or at the end of the server."""
         return self.gave_up - self.timed_out - self.forgotten - self.ousted
 
     @property

@@ -29,9 +29,9 @@ class Match(NamedTuple):
     """A key that has the text in itself, or somebody there who has it in the label.
 
     Attributes:
-        entry: which key.
-        item: who; ``None`` for the key itself.
-        position: of a waiter, from 1.
+        entry: the key.
+        item: the holder or waiter; ``None`` for the key itself.
+        position: the position of a waiter, from 1.
     """
 
     entry: Entry
@@ -114,7 +114,7 @@ class Walk:
 
 @final
 class Search:
-    """Finds the first of those who match: who has waited longest, then who has held longest, then keys.
+    """Finds the first matches: the longest waiters, then the longest holders, then keys.
 
     Args:
         partitions: the table.

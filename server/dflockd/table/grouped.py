@@ -35,13 +35,14 @@ class Lane(Lines[W]):
         self.taken = 0
         """Slots that its members have, and those that are held for some."""
         self.waiting = 0
-        """How many wait..."""
+        """How many wait."""
         self.ready = 0
-        """... and may have their turn: all of them, or none while the group has all that it may..."""
+        """How many of `waiting` may have their turn: all, or none while the group has all that it
+        may."""
         self.anytime = 0
-        """... and can start at any time..."""
+        """How many of `ready` can start at any time."""
         self.plain = 0
-        """... and need no place of the rate."""
+        """How many of `ready` need no place of the rate."""
 
     def has_room(self, weight: int) -> bool:
         """Whether it may have so many more slots, or all that it ever may."""
@@ -213,19 +214,19 @@ class GroupedQueue(Queue[W]):
         self._held: dict[int, Lane[W]] = {}
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
-        """How many wait in all lanes..."""
+        """How many wait in all lanes."""
         self._anytime = 0
-        """... and of those that are in the ring can start at any time..."""
+        """How many of the waiters in the ring can start at any time."""
         self._plain = 0
-        """... and need no place of the rate."""
+        """How many of the waiters in the ring need no place of the rate."""
         self._weights: dict[int, int] = {}
         """Of those who have a slot and more, by fence."""
         self._extra = 0
-        """How many slots these take beyond one each..."""
+        """How many slots these holders take beyond one each."""
         self._told_extra = 0
-        """... and how many those take so for whom some are set aside, who were told..."""
+        """How many slots are set aside, beyond one each, for waiters that know their turn."""
         self._expected_extra = 0
-        """... or are away."""
+        """How many slots are set aside, beyond one each, for waiters that are away."""
         self._heavy = 0
         """How many of those in line take more than one."""
         if before is None:
@@ -307,7 +308,7 @@ class GroupedQueue(Queue[W]):
     def is_room_for(self, waiter: W, limit: int, holders: int) -> bool:
         """Whether somebody whose turn it is has all its slots now.
 
-        Who is away is to have its turn even so: it holds what there is, or lets others go first.
+        A waiter that is away has its turn even so: it holds what there is, or lets others go first.
         """
         taken = holders + self.set_aside + len(self.expected) + self._expected_extra
         if taken + min(1 if waiter.is_away else waiter.weight, limit) <= limit:

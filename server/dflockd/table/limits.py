@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 STEP: Final = 100
-"""How much may happen in one step that nobody asked for: who asks next is not to wait for long."""
+"""How much may happen in one step that nobody asked for: the next request must not wait for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

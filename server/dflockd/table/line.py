@@ -70,7 +70,7 @@ class Position(Timed):
     is_rated: bool
     """Whether its run is to count for the rate of the key."""
     process: ClientProcess | None
-    """Who has to ask before it can have its turn; nobody if it can at any time."""
+    """The process that has to ask before the waiter has its turn; ``None`` if it can at any time."""
     reservation: ReservedPosition | None
     """What is done for it while it is away."""
 

@@ -13,9 +13,9 @@ class PauseRecord(NamedTuple):
 
     key: bytes
     by: bytes
-    """Who has paused it, for people..."""
+    """The name of the person or program that has paused it, for people."""
     reason: bytes
-    """... and why."""
+    """Why it is paused, for people."""
     since: float
     until: float
     """When it ends by itself; infinity if it does not."""

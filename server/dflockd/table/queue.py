@@ -116,7 +116,7 @@ class Queue(Lines[W]):
 
         Args:
             free: slots.
-            places: of the rate that are free as well, and held for nobody.
+            places: the places of the rate that are free as well, and held for nobody.
         """
         free -= len(self.told)
         waiter = self.starter(has_place=places > 0) if free > 0 else None

@@ -36,10 +36,11 @@ MOST_OPEN = 10_000
 """Rates of free keys that are not packed: a key that is used again and again costs no packing."""
 
 PACKED = 16
-"""Rates that are packed together at most..."""
+"""How many rates one pack holds at most."""
 
 PACKED_BYTES = 800
-"""... in so many bytes: a record on disk is written anew for each that joins or leaves it."""
+"""How many bytes one pack holds at most: its record on disk is written anew whenever a rate joins
+or leaves it."""
 
 
 class RateRecord(NamedTuple):
@@ -131,14 +132,14 @@ class KeyRate(Timed):
         self.space = space
         self.key = key
         self.runs = runs
-        """How many may begin..."""
+        """How many runs may begin in one window."""
         self.window = window
-        """... in so many seconds."""
+        """The length of a window, in seconds."""
         self.pending: dict[int, int] = {}
-        """Those who may begin at any time: they have a hold, and have said nothing. How many places
-        each takes, by its fence..."""
+        """Runs that may begin at any time: they have a hold, and have not reported their start. The
+        number of places that each takes, by its fence."""
         self.taken = 0
-        """... and how many that is."""
+        """How many places the pending runs take together."""
         self.blocks: list[RateBlock] = []
         """Those of the last window, and the last one in any case."""
         self.over = 0
@@ -209,9 +210,9 @@ class PackedRates(Timed):
         """About how long their windows are, as a power of two."""
         self.number = number
         self.names: list[bytes] = []
-        """See `PackedRecord`..."""
+        """The names of a `PackedRecord`."""
         self.numbers: array[float] = array("d")
-        """... for these as well."""
+        """The numbers of a `PackedRecord`."""
         self.size = 0
         """Bytes of all that."""
         self.ended = False

@@ -81,6 +81,7 @@ def restore_hold(
         entry.grouped().restore(kept.fence, kept.group, kept.weight)
     owners.add(entry, hold)
     slots.deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
+    # The next grant has a larger fence than all that are out, or a resource would refuse its writes.
     partition.issuer.fence = max(partition.issuer.fence, kept.fence)
     slots.counts.returned += 1
     slots.note(hold)
@@ -100,6 +101,7 @@ def restore_pause(slots: Slots, partition: Partition, kept: PauseRecord, now: fl
 def wait(partition: Partition, now: float) -> Recovering | None:
     """Return what to answer while there are no grants, and end that if its time is over."""
     until = partition.recovers_until
+    # Of a key about which nothing is known, too: just its hold may be the one that is missing.
     if until is not None and now < until:
         return Recovering(math.ceil((until - now) * 1000))
     partition.end_recovery()
@@ -190,6 +192,7 @@ def reclaim(
     fence, is_sole = found
     entry = partition.spaces[space].get(key)
     if entry is not None:
+        # A later grant to one alone proves that this hold had ended before it.
         if any(other.is_sole and other.fence > fence for other in entry.holds.values()):
             return None
         if is_sole:

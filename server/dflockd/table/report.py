@@ -110,7 +110,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
         "pace_s": pace(entry, now) if entry is not None else None,
         "paused": pause(entry, now) if entry is not None else None,
     }
-    # In one piece: who comes next may be another by the next step.
+    # In one piece: by the next step another waiter may be the first.
     first = list(itertools.islice(holds, MAX_LISTED))
     queue = list(itertools.islice(waiters, MAX_LISTED))
     omitted = len(holds) - len(first) + len(waiters) - len(queue)

@@ -42,11 +42,11 @@ class Requests:
     """What those ask who want a slot or have one. Effects are what others are told.
 
     Attributes:
-        slots: of which.
-        limits: see there.
-        counts: see there.
-        changes: see there.
-        rates: see there.
+        slots: the slots of all keys.
+        limits: how much the table allows, as `Slots.limits`.
+        counts: what has happened in the table, as `Slots.counts`.
+        changes: the holds that have changed, as `Slots.changes`.
+        rates: the rates of all keys, as `Slots.rates`.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -72,12 +72,16 @@ class Requests:
     ) -> Answer | None:
         """Take a slot, or let the peer wait for one: then there is no answer yet."""
         lease = self.limits.default_lease if asked.lease is None else asked.lease
-        # Here and below, what asks for little is told at once: each call is a fortieth of it all.
+        # No lease may be longer than a recovery waits: one that outlasts it would have a second holder
+        # beside it. Here and below, what asks for little is told at once: each call is a fortieth of
+        # it all.
         if lease > self.limits.max_lease or (asked.limit != 1 and self._is_beyond(asked)):
             return _ERROR
         entry = self._admit(peer, space, key, asked, now, effects)
         if not isinstance(entry, Entry):
             return entry
+        # Before any look at free slots: of a semaphore there may be some, and a message that is
+        # delivered twice must not run twice because of that.
         if asked.ticket or asked.owner is not None:
             waiter = self._position_of(entry, peer, asked)
             if isinstance(waiter, OwnerConflict):
@@ -178,6 +182,7 @@ class Requests:
             hold.waiter = None
             hold.told = True
             hold.lease = waiter.lease
+            # Anew, for the client learns of it only now, and counts from before it has sent `wait`.
             self.slots.extend(hold, waiter.lease, now)
             return hold
         waiter.reserve = asked.reserve
@@ -246,16 +251,16 @@ class Requests:
 
         Args:
             peer: whose the hold is from now on.
-            space: of the key.
-            key: it.
-            token: of the hold.
+            space: the kind of lock.
+            key: the name of the lock.
+            token: the token of the hold.
             lease: seconds; ``None`` for the default.
             now: the time.
             effects: what others are told.
-            owner: whose run has it, and its label and group, should it come back.
-            label: see there.
-            group: see there.
-            confirm: see above.
+            owner: the run that has the hold, should it come back.
+            label: the label of that run.
+            group: the group and the weight of that run.
+            confirm: whether a hold that was forgotten stays forgotten.
         """
         lease = self.limits.default_lease if lease is None else lease
         if lease > self.limits.max_lease:
@@ -286,6 +291,8 @@ class Requests:
         hold.lease = lease
         self.slots.extend(hold, lease, now)
         if hold.peer is not peer:
+            # It is of the connection that has renewed it. The end of the former one must not release
+            # it any more: that may be noticed long after its client has come back on another.
             if hold.peer is not None:
                 del hold.peer.holds[hold]
             hold.peer = peer
@@ -459,7 +466,7 @@ class Requests:
         """Whether a connection has as much as it may, or a key has all holders that it ever may.
 
         Args:
-            entry: of the key.
+            entry: the entry of the key.
             asked: for a slot of it.
             back: the position that is taken up, if one is. What its own process has lost is waited
                 for already, and one with a turn is not counted beside its own hold.

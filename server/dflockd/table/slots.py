@@ -163,11 +163,15 @@ class Slots:
     ) -> Hold:
         """Give a free slot of an entry to somebody."""
         issuer, limit = entry.partition.issuer, entry.limit
+        # The fence is larger than any before: by that a resource refuses what a former holder still
+        # writes.
         token = issuer.issue(entry.space, entry.key, is_sole=limit == 1)
         fence = issuer.fence
         hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
         entry.holds[fence] = hold
         peer.holds[hold] = None
+        # The client counts its lease from before it has sent the request, so there it ends first. The
+        # other way round somebody else would get the slot while the client still trusts in it.
         self.deadlines.set(hold, lease * self.stretch, now)
         self.counts.granted += 1
         if rate is not None:
@@ -209,6 +213,8 @@ class Slots:
 
     def note(self, hold: Hold) -> None:
         """Have a change of a hold kept."""
+        # One that its client was not told of is not kept: nobody works on the strength of it, and after
+        # a restart it would keep others waiting for a whole lease.
         if self.changes is not None and hold.told:
             self.changes.append(hold)
 
@@ -239,6 +245,8 @@ class Slots:
             self.note(hold)
         if entry.partition.recovers_until is not None:
             entry.partition.doubted.discard(hold)
+            # A renewal may come after the release, by another way. During a recovery an authentic
+            # token is proof enough: without this note it would bring the hold back beside the next one.
             name = entry.space, entry.key
             entry.partition.remember_end(name, hold.fence, is_sole=hold.is_sole)
         if hold.owner is not None:
@@ -440,6 +448,7 @@ class Slots:
     def promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served, or tell them of their turn."""
         if entry.partition.withholds(now):
+            # Another server may have the shard, and may have granted this very slot.
             self.withheld[entry] = None
             return
         queue, most = entry.queue(), min(entry.limit, self.max_holds)
@@ -467,6 +476,8 @@ class Slots:
             if waiter.state == RESERVED:
                 self.reservations.hold_or_pass(queue, waiter, now)
             elif waiter.peer.ended:
+                # Its connection is being taken out, in steps. A grant now would be released a few steps
+                # later, and nobody would have used it.
                 self.give_up(waiter)
             elif entry.aged and (newer := self.newer_than(waiter)) is not None:
                 self.oust(waiter, entry, newer, effects)

@@ -128,7 +128,7 @@ HoldFields: TypeAlias = tuple[
 
 
 class Entry:
-    """One key: who holds it and who waits.
+    """One key, with its holders and its waiters.
 
     It exists only while there is a holder or a waiter, or while it is paused.
     """
@@ -149,8 +149,8 @@ class Entry:
         self.owners: dict[bytes, list[Hold | Waiter]] | None = None
         """What is here of whom, by attempt; absent until somebody says who asks. See `owners`."""
         self.aged: dict[Waiter, None] | None = None
-        """Who is in the queue and has an age. They are as old as the newest, or about to leave: so
-        nobody has to look for them among all others. Absent until there is one."""
+        """The waiters that have an age. They are as old as the newest, or about to leave: so nobody has
+        to look for them among all others. Absent until there is one."""
 
     @property
     def used(self) -> int:
@@ -224,7 +224,7 @@ class Hold(Timed):
         self.fence = fence
         self.token = token
         self.peer = peer
-        """Whose end releases it: who acquired it or last renewed it; nobody once it is detached."""
+        """The connection whose end releases it: it acquired it or last renewed it. None if detached."""
         self.detached = False
         """Whether it has no peer because the last one wanted so: nobody runs on the strength of it."""
         self.waiter: Waiter | None = None
@@ -263,7 +263,7 @@ class Hold(Timed):
     def fields(self) -> HoldFields:
         """Return what is worth keeping, as plain as it can be: it is asked for at every change.
 
-        The token is not: who knows the secret can make it anew.
+        The token is not: the server can make it anew from the secret.
         """
         entry, owner, queue = self.entry, self.owner, self.entry.waiters
         is_pending, group, weight = False, b"", 1
@@ -352,7 +352,7 @@ class Waiter(Position):
         self.since = since
         self.peer = peer
         self.owner = owner
-        """Who asks."""
+        """The run that asks."""
         self.label = label
         """What people see of them."""
         self.group = group
@@ -368,9 +368,9 @@ class Waiter(Position):
         self.reserve: Reserve | None = None
         """The reservation of its position if the wait for it ends."""
         self.reservation: ReservedPosition | None = None
-        """What is done for it while it is away..."""
+        """What the table does for it while it is away."""
         self.maker: Peer | None = None
-        """... by the connection that left it."""
+        """The connection that has left this reservation."""
         self.away_age = 0
         """Its age while it is away: it is nobody's then, but somebody newer still goes first."""
         self.turn: float | None = None

@@ -27,13 +27,13 @@ def contend(
     now: float,
     effects: list[Effect],
 ) -> Entry | Refusal:
-    """Have somebody with an age ask for a lock: send it away, or those who are older.
+    """Have a task with an age ask for a lock: refuse it, or the older ones.
 
     Args:
         slots: those of the table.
-        entry: of the lock.
-        age: of who asks.
-        label: its label.
+        entry: the entry of the lock.
+        age: the age of the task that asks.
+        label: the label of that task.
         resumed: the position that it takes up, if it does.
         now: the time.
         effects: what others are told.
@@ -72,7 +72,7 @@ def oust_older(
     now: float,
     effects: list[Effect],
 ) -> bool:
-    """Send away who waits and is older, or some of them; say whether that was all."""
+    """Refuse the waiters that are older, or some of them; say whether that was all."""
     # Those who came first stand first, so that nobody as new is before them.
     first = list(itertools.islice(entry.aged or (), STEP))
     older = [w for w in first if w.age < answer.age and w is not resumed]
@@ -97,7 +97,7 @@ def newest_there(slots: Slots, entry: Entry) -> Newest | None:
     """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
     best: Hold | Waiter | None = None
     most = 0
-    # One alone holds a lock of which ages count, and who waits is as old as the newest was.
+    # One alone holds a lock of which ages count, and each waiter is as old as the newest was.
     items: list[Hold | Waiter] = list(itertools.islice(entry.holds.values(), STEP))
     items.extend(itertools.islice(entry.aged or (), STEP))
     for item in items:
@@ -111,7 +111,7 @@ def newest_there(slots: Slots, entry: Entry) -> Newest | None:
 
 
 def turn_away(slots: Slots, entry: Entry, answer: Refusal) -> Refusal:
-    """Return an answer to who wanted a slot of an entry that may be there for nobody else."""
+    """Return an answer to the waiter of an entry that may be there for nobody else."""
     if not (entry.holds or entry.waiters) and slots.is_here(entry):
         slots.remove(entry)
     return answer
@@ -144,7 +144,7 @@ def listen(
     now: float,
     effects: list[Effect],
 ) -> Refusal | None:
-    """Tell who holds a lock that somebody newer wants it.
+    """Tell the holder of a lock that a newer task wants it.
 
     Returns:
         What to answer; ``None`` if there is no answer yet.

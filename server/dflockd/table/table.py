@@ -75,7 +75,7 @@ class LockTable(Requests):
         rates: how many runs may begin in a while.
         newest: the newest of keys.
         backlog: what was more than fits a step: there are more to come.
-        connections: who is connected.
+        connections: the connections, with what each holds and waits for.
     """
 
     def __init__(

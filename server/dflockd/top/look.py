@@ -51,7 +51,7 @@ class Look:
 
     Attributes:
         sorts: the orders that there are.
-        sort: one of them.
+        sort: the name of the order.
         view: `KEYS` or `WAITERS`.
         filter: a text that what is shown has in it; empty for all.
         top: how many lines are above what is shown.

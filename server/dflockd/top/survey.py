@@ -33,13 +33,13 @@ class Row:
         limit: how many may hold it.
         holders: how many hold it.
         used: how many slots these take, if that is not one each; else 0.
-        label: of the holder that has had it longest.
+        label: the label of the longest holder.
         held_s: for how long, ``inf`` while that is not known.
         lease_s: its lease when it was last granted or renewed; 0 while that is not known.
         left_s: what was left of it.
         owner: which run holds it, where it has said so.
         attempt: which of its attempts.
-        newer: who has come that is newer, where the newest wins.
+        newer: the label of a newer task that has come, where the newest wins.
         group: to which group it belongs, if to one.
         rate: when another run may begin, in a few words, where that is not at any time.
         paused: by whom it is paused and why, in a few words, where it is.
@@ -77,11 +77,11 @@ class Waiting:
     """Somebody in a queue, as the server described it; times in seconds.
 
     Attributes:
-        position: from 1, of so many `waiters`.
-        label: who waits.
-        holder: who has held the key longest, with `held_s`; empty while nobody does.
+        position: the number of the waiter in the queue, from 1 to `waiters`.
+        label: the label of the waiter.
+        holder: the label of the longest holder, with `held_s`; empty while nobody holds the key.
         pace_s: from a grant of the key to the next, of late; ``None`` before the first.
-        group: to which group who waits belongs, if to one.
+        group: the group of the waiter, if it has one.
         rate: when the next run may begin, in a few words, where nobody may now.
         paused: by whom the key is paused and why, in a few words, where it is.
     """
@@ -109,10 +109,10 @@ class ServerReport:
         rows: the first keys in the order that was asked for.
         keys: how many it has.
         waiters: how many wait for those that it lists.
-        error: one line; the rest is empty then.
-        waiting: who waits, longest first, if that was wanted.
+        error: why the server could not be asked, in one line; the rest is empty then.
+        waiting: the waiters, longest first, if that was wanted.
         matched: how many there are of what was asked for; -1 where all was.
-        circles: of waiters, each in words.
+        circles: the deadlocks that the server has seen, each in words.
         status: whether it grants locks; see `LockTable.status`.
     """
 

@@ -54,7 +54,7 @@ def draw(
 
     Args:
         reports: what each server said last; since then, ages have grown and leases run down.
-        shards: of a cluster.
+        shards: the shards of a cluster.
         look: what is wanted; it scrolls back where there is less than that.
         width: in columns.
         height: in lines.

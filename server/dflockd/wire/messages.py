@@ -276,7 +276,7 @@ class StableRef(NamedTuple):
 
 
 class Inspect(NamedTuple):
-    """``i`` and ``si``: who holds a key and who waits for it, as JSON."""
+    """``i`` and ``si``: the holders and waiters of a key, as JSON."""
 
     space: Space
     key: bytes
@@ -317,9 +317,9 @@ class Pause(NamedTuple):
     span: int | None = None
     """Milliseconds after which it ends by itself."""
     by: bytes = b""
-    """Who has paused it, for people..."""
+    """The name of the person or program that has paused it, for people."""
     reason: bytes = b""
-    """... and why."""
+    """Why it is paused, for people."""
 
 
 class Resume(NamedTuple):

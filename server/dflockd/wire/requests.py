@@ -55,7 +55,7 @@ _PACKED: Final = b"zlib"
 # only the message.
 OTHER: Final = 0
 ENTRY: Final = 1
-"""Who is there, and may be: `Auth` and `Hello`."""
+"""Requests that sign a client in: `Auth` and `Hello`."""
 RELEASE: Final = 2
 """Of this one and all that follow there need not be a message."""
 RENEW: Final = 3

@@ -160,7 +160,7 @@ def test_all_who_come_back_at_once_get_in(
     start_server: StartServer, secret: tuple[str, str]
 ) -> None:
     server = start_server(*secret, open_files=1024)
-    server.wait_for_log("672 for connections, 224 more for those not in yet")
+    server.wait_for_log("672 for connections, 224 for connections that have not signed in yet")
     server.suspend()
     crowd = [server.connect() for _ in range(600)]
     for client in crowd:

@@ -1,44 +1,28 @@
-"""A real browser of this machine."""
+"""The page of a server, in a browser."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser import started
 from tests.dflockd.http.http_site import Site, StartSite
 from tests.dflockd.http.page.page_support import OpenPage
 from tests.dflockd.raw_server import PATIENCE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page, Playwright
-
-
-def chromium(api: Playwright) -> str | None:
-    """Return a browser of this machine, or Playwright's own if it has one here."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    own = api.chromium.executable_path
-    return own if Path(own).exists() else None
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
     playwright.expect.set_options(timeout=3 * PATIENCE * 1000)
-    with playwright.sync_playwright() as api:
-        path = chromium(api)
-        if path is None:
-            pytest.skip("no chromium on PATH")
-        # Its sandbox needs rights that containers seldom have; it sees nothing but this page.
-        started = api.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
+    with started() as found:
+        yield found
 
 
 @pytest.fixture
