@@ -31,9 +31,6 @@ def end(stage: Stage) -> None:
         idle = [link is each for each in wire.home.pool.idle].count(True)
         if wire.closed + idle != 1:
             stage.wrong("every link closed or given back once", f"{wire} at the end")
-        is_honest = not stage.weather.lie and not stage.weather.refuse
-        if is_honest and idle and wire.peer.place in stage.service.queue:
-            stage.wrong("who leaves has no position", f"{wire} at the end")
     for lease in stage.leases:
         if not lease.is_over:
             stage.wrong("all comes to an end", f"a lease goes on, {lease.state}")

@@ -307,12 +307,16 @@ class Stage:
                 self.wrong("told of a loss once", f"{lease.losses} times")
             if lease.losses and lease.state != "lost":
                 self.wrong("told of a loss once", f"of one that is {lease.state}")
+        is_honest = not self.weather.lie and not self.weather.refuse
         for home in self.homes:
             for link in home.pool.idle:
                 if link.closed:
                     self.wrong(
                         "every link closed or given back once", f"{link} is idle, and closed"
                     )
+                wire = link.wire
+                if is_honest and wire.peer.place in self.service.queue:
+                    self.wrong("who leaves has no position", f"{wire} is idle")
                 if any(link in standing_on(each) for each in self.sessions):
                     self.wrong("every link closed or given back once", f"{link} is idle, and used")
 
