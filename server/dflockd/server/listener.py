@@ -248,7 +248,7 @@ async def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[
     found = await loop.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
     )
-    # Whoever says ``::`` means every address, those of IPv4 too.
+    # ``::`` is every address, those of IPv4 too.
     both = [where[0] for *_, where in found] == ["::"] and socket.has_dualstack_ipv6()
     sockets: list[socket.socket] = []
     try:
