@@ -10,7 +10,6 @@ import ssl
 import time
 
 from dflockd import __version__
-from dflockd.address import Address
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.handling import Handling, HoldJournal
 from dflockd.server.listener import Listener, listen
@@ -195,5 +194,6 @@ class Server(Handling):
 
 def _address(name: object) -> str:
     if isinstance(name, tuple):
-        return str(Address(*name[:2]))
+        host, port = name[0], name[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return f"unix:{name!s}"
