@@ -137,6 +137,9 @@ FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<!\.)\.\.\.$", re.MULTILI
 
 STATEMENT_OF_WHO = re.compile(r"^Who [^?]*[.!:]$")
 POINTING = re.compile(r"\b(?:see|as) (?:above|below)\b")
+ENTRY = re.compile(r"    [*\w]+(?:, [*\w]+)*: ")
+"""The first line of an entry in a section of a docstring."""
+
 NOWHERE = re.compile(r"\[(?:here|link|this|this page)\]\(")
 
 
@@ -155,6 +158,17 @@ def dependent(text: str) -> list[str]:
         *(each for each in sentences if STATEMENT_OF_WHO.match(each)),
         *NOWHERE.findall(prose),
     ]
+
+
+def strays(docstring: str) -> list[str]:
+    """The lines of a section that begin no entry, and are not indented as the rest of one."""
+    found, is_inside = [], False
+    for line in docstring.splitlines():
+        if line and not line.startswith(" "):
+            is_inside = line in ("Args:", "Attributes:")
+        elif is_inside and re.match(r"    \S", line) and not ENTRY.match(line):
+            found.append(line)
+    return found
 
 
 def repeated(text: str) -> list[str]:
@@ -311,13 +325,17 @@ def test_docstrings_and_comments_are_plain(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["celery_dflock", "server/dflockd"])
 def test_docstrings_define_without_riddles(folder: str) -> None:
-    """Of all code: no argument is "it", and no docstring goes on with another one's sentence."""
+    """Of all code: no argument is "it", and no docstring goes on with another one's sentence.
+
+    Nor does a line of a section look like another argument.
+    """
     paths = sorted((ROOT / folder).rglob("*.py"))
     found = []
     for path in paths:
         described = docstrings_of(path.read_text())
         found += [(name(path), each) for each in PRONOUN.findall(described)]
         found += [(name(path), each) for each in blocks(described) if FRAGMENT.search(each)]
+        found += [(name(path), each) for each in strays(described)]
 
     assert len(paths) > 50
     assert found == []
@@ -376,6 +394,8 @@ def test_the_checks_find_what_they_look_for() -> None:
     )
     defined = "    error: it.\n    token: of the grant,\n    key: the key of the lock.\n"
     assert PRONOUN.findall(defined) == ["    error: it.", "    token: of the grant,"]
+    args = "Args:\n    a, b: both,\n        for people.\n    c: it is cut\n    here.\n\nThe rest."
+    assert strays(args) == ["    here."]
     assert length(f"Two words.\n\n| a | cell |\n\n{code}") == len(
         ["Two", "words.", "`whoever`", "asks."]
     )

@@ -33,8 +33,7 @@ class Claims:
 
     Args:
         key: the key of the beats' lock. Of a list of servers the one with this lock has the claims
-        as well:
-            a beat that leads needs no other.
+            as well: a beat that leads needs no other.
         settings: the settings of the app.
     """
 

@@ -339,7 +339,7 @@ class DistributedLock(LockBase):
             for_s: after so many seconds the pause ends by itself.
             reason: the text that is shown to everybody who looks or waits.
             by: the name of the person or program that pauses it; by default the user and the host
-            of this process.
+                of this process.
 
         Raises:
             RemoteError: the server could not be asked, or does not know this.

@@ -101,8 +101,7 @@ class LockSession(Requester):
         home: returns what the process shares.
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
         plan: the plan of the lock, which remembers what an operation begins with; ``None`` for a
-        lock that says
-            more than its plan, of who asks.
+            lock that says more than its plan, of who asks.
     """
 
     queued: Connection | None = None

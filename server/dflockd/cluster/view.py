@@ -45,8 +45,7 @@ class View:
 
     Attributes:
         records: the record of each shard; an empty one where the store has none, or one that cannot
-        be read, but
-            for the server and the epoch of one that was deleted.
+            be read, but for the server and the epoch of one that was deleted.
         epochs: the highest epoch of each shard that was seen.
         revisions: the revision of each shard, to be compared with; 0 where the store has none.
         unreadable: shards whose records must be left alone.
