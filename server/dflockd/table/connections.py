@@ -61,8 +61,7 @@ class Connections:
         # Before anything due now is granted: the peer is gone and cannot receive it.
         del self.peers[peer.id]
         peer.ended = True
-        left: list[Waiter] = []
-        """Behind whom somebody may go on."""
+        left: list[Waiter] = []  # behind them others may go on
         if told:
             peer.granted = None
         waiting = peer.waiting

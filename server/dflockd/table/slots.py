@@ -579,16 +579,16 @@ class Slots:
         rate = queue.rate if waiter.is_rated else None
         if waiter.owner is not None:
             owners.discard(entry, waiter)
-        hold = self.grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
-        if queue.is_grouped:  # before it is removed: its partition is not to be forgotten
-            queue.begin(hold.fence, waiter.group)
-            if rate is not None:
-                rate.take(hold.fence, waiter.weight)
-            queue.remove(waiter)
-        elif waiter in queue.line:
-            del queue.line[waiter]
+        lease, owner, label = waiter.lease, waiter.owner, waiter.label
+        if queue.is_grouped:
+            hold = self.grant_share(entry, peer, lease, owner, label, now, rate, waiter.group)
+            queue.remove(waiter)  # not before: its partition is not to be forgotten
         else:
-            queue.remove(waiter)
+            hold = self.grant(entry, peer, lease, owner, label, now, rate)
+            if waiter in queue.line:
+                del queue.line[waiter]
+            else:
+                queue.remove(waiter)
         self.counts.waited.add(now - waiter.since)
         queue.has_served(waiter.since, now)
         if waiter.state == WAITING:
