@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from celery_dflock.limits import MAX_LIMIT
+from celery_dflock.look import needed
 from dflockd.admin import describe_pause, duration, printable
 from dflockd.rates import keeps_waiting
 
@@ -114,9 +115,7 @@ def _taken(row: Found) -> int:
 def _is_full(row: Found) -> bool:
     """Whether fewer slots are free than the waiter of a row needs."""
     limit: int = row["limit"]
-    weight = row["waiter"].get("weight", 1)
-    needed = limit if weight == "all" else min(weight, limit)
-    return _taken(row) + needed > limit
+    return _taken(row) + needed(row["waiter"].get("weight", 1), limit) > limit
 
 
 def _rate_forecast(row: Found, next_s: float | None, own_s: float | None) -> Iterator[str]:

@@ -89,11 +89,7 @@ class Look(NamedTuple):
     def _has_no_place(self) -> bool:
         """Whether fewer places of a rate are free than who asks takes."""
         rate = self.rate
-        return bool(rate) and rate["free"] < self._needed(rate["runs"])  # type: ignore[index]
-
-    def _needed(self, most: int) -> int:
-        """Return how many of so many slots, or places, who asks takes."""
-        return most if self.weight == "all" else min(self.weight, most)
+        return bool(rate) and rate["free"] < needed(self.weight, rate["runs"])  # type: ignore[index]
 
     @property
     def _waits_for_no_holder(self) -> bool:
@@ -101,7 +97,12 @@ class Look(NamedTuple):
         if not self.paused and not self._has_no_place:
             return False
         used = len(self.holders) if self.used is None else self.used
-        return self.limit is None or used + self._needed(self.limit) <= self.limit
+        return self.limit is None or used + needed(self.weight, self.limit) <= self.limit
+
+
+def needed(weight: Weight, most: int) -> int:
+    """Return how many of so many slots, or places of a rate, somebody with a weight takes."""
+    return most if weight == "all" else min(weight, most)
 
 
 def weight_of(lock: LockBase) -> Weight:
