@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__, compiled
-from dflockd.address import parse_server
+from dflockd.address import Address, parse_server
 from dflockd.cluster import Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.cluster.member import SECRET_SIZE
@@ -427,7 +427,7 @@ async def _listen(server: Server, http: HttpServer | None, settings: Settings, w
         logger.error("cannot listen on --unix-socket %s: %s", settings["unix_socket"], exc)
         return False
     except (OSError, UnicodeError) as exc:
-        where = f"{settings['host']}:{settings['port']}"
+        where = Address(settings["host"], settings["port"])
         logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
         return False
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
@@ -442,7 +442,7 @@ async def _show(http: HttpServer, settings: Settings) -> bool:
     try:
         await http.start()
     except (OSError, UnicodeError) as exc:
-        where = f"{settings['http_host']}:{settings['http_port']}"
+        where = Address(settings["http_host"], settings["http_port"])
         logger.error(
             "cannot listen on %s: %s: choose another --http-host or --http-port", where, exc
         )

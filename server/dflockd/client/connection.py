@@ -90,6 +90,9 @@ published: set[Address] = set()
 """Servers that know the published protocol alone, until a connection to them ends: from then on another
 one may be there."""
 
+answered: dict[Address, Any] = {}
+"""Of a name that has several addresses, the one where a server was last."""
+
 
 class Connection:
     """One connection. If you are interrupted between a request and its reply, `close` it.
@@ -384,6 +387,8 @@ def _reach(route: Route, until: float) -> Flow[Connection]:
             if isinstance(looking.outcome, Exception):
                 raise looking.outcome
             found = _usable(looking.outcome)
+            # It may take seconds to see that another one is dead: not with each connection.
+            found.sort(key=lambda each: each[3] != answered.get(route.address))
     error: OSError | None = None
     for number, (family, kind, protocol, where) in enumerate(found):
         now = clock.now()
@@ -392,6 +397,8 @@ def _reach(route: Route, until: float) -> Flow[Connection]:
         try:
             link = Connection(route, family, kind, protocol)
             yield from link.reach(where, now + share)
+            if len(found) > 1:
+                answered[route.address] = where
             return link
         except OSError as exc:
             error = without_frames(exc)

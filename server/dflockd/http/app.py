@@ -14,6 +14,7 @@ from typing import TypeAlias
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dflockd import __version__, compiled
+from dflockd.address import Address
 from dflockd.http import view
 from dflockd.http.answers import AnswerError, Response, of_json, refused, text
 from dflockd.http.desk import BusyError, Desk
@@ -131,11 +132,8 @@ class HttpServer:
         """Where it answers."""
         assert self._listener is not None
         scheme = "https" if self._options.tls else "http"
-        names = (sock.getsockname()[:2] for sock in self._listener.sockets)
-        return [
-            f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
-            for host, port in names
-        ]
+        names = (Address(*sock.getsockname()[:2]) for sock in self._listener.sockets)
+        return [f"{scheme}://{name}/" for name in names]
 
     async def stop(self) -> None:
         """End, and close what is open."""

@@ -10,6 +10,7 @@ import ssl
 import time
 
 from dflockd import __version__
+from dflockd.address import Address
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.handling import Handling, HoldJournal
 from dflockd.server.listener import Listener, listen
@@ -194,6 +195,5 @@ class Server(Handling):
 
 def _address(name: object) -> str:
     if isinstance(name, tuple):
-        host, port = name[0], name[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return str(Address(*name[:2]))
     return f"unix:{name!s}"
