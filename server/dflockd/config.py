@@ -152,7 +152,13 @@ _ADDRESS = ValueKind("host:port", _read_address)
 _HOST = ValueKind("a host name or address, such as 127.0.0.1 or ::1", _read_host)
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("--host", "DFLOCKD_HOST", "0.0.0.0", _HOST, "Bind address"),
+    Setting(
+        "--host",
+        "DFLOCKD_HOST",
+        "0.0.0.0",
+        _HOST,
+        "Bind address; :: is every address, of IPv4 too",
+    ),
     Setting("--port", "DFLOCKD_PORT", 6388, _number(0, 65535), "Bind port; 0 picks a free one"),
     Setting(
         "--default-lease-ttl",
