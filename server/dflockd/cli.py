@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dflockd import __version__, compiled
+from dflockd import __version__, clock, compiled
 from dflockd.address import Address, parse_server
 from dflockd.cluster import Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
@@ -172,14 +172,14 @@ async def _serve(settings: Settings) -> int:
         if settings["state_dir"] is not None:
             state = StateDir(
                 settings["state_dir"],
-                time.monotonic(),
+                clock.now(),
                 limits,
                 recover=settings["state_recover"],
             )
             fence, secret = max(fence, state.fence), state.secret
         table = LockTable(limits, TokenIssuer(secret, fence), kept=state is not None)
         if state is not None:
-            state.start(table, time.monotonic())
+            state.start(table, clock.now())
     except StateError as exc:
         logger.error("%s", exc)
         return 1
@@ -197,7 +197,7 @@ async def _serve(settings: Settings) -> int:
         await http.stop()
     if state is not None:
         try:
-            state.close(time.monotonic())
+            state.close(clock.now())
         except OSError as exc:
             logger.error(
                 "--state-dir %s: not everything was written to the disk: %s",
@@ -287,7 +287,7 @@ async def _enter(
     told: type[StoreError] | None = None
     said_at = 0.0
     while obstacle is not None:
-        now = time.monotonic()
+        now = clock.now()
         is_known = type(obstacle) is told and now < said_at + AGREE_REMIND
         if not is_known:
             told, said_at = type(obstacle), now

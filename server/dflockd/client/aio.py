@@ -18,8 +18,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from dflockd import errors
-from dflockd.client import clock, operations, process
+from dflockd import clock, errors
+from dflockd.client import operations, process
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection
 from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready

@@ -18,9 +18,8 @@ import weakref
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock
 from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.resolver import look_up, under_way
@@ -448,9 +447,9 @@ def reason(exc: BaseException) -> str:
 
 def wait_before_fork() -> None:
     """Wait until no other thread is making a socket: that takes no longer than a system call."""
-    until = time.monotonic() + FORK_PATIENCE
+    until = clock.now() + FORK_PATIENCE
     me = threading.get_ident()
-    while any(each != me for each in _making) and time.monotonic() < until:
+    while any(each != me for each in _making) and clock.now() < until:
         time.sleep(0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TypeAlias
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from dflockd import __version__, compiled
+from dflockd import __version__, clock, compiled
 from dflockd.address import Address
 from dflockd.http import view
 from dflockd.http.answers import AnswerError, Response, of_json, refused, text
@@ -96,7 +95,7 @@ class HttpServer:
         Raises:
             OSError: the address cannot be bound; nothing is listening then.
         """
-        self._started = time.monotonic()
+        self._started = clock.now()
         loop, secret_size = self._server.loop, self._server.options.secret_size
         self._lag = LoopLag(loop)
         self._searches = Desk(MAX_SEARCHES)
@@ -200,7 +199,7 @@ class HttpServer:
         ready, checks = look(self._probes)
         body = {
             "ready": ready,
-            "status": self._server.table.status(time.monotonic()),
+            "status": self._server.table.status(clock.now()),
             "checks": [check._asdict() for check in checks],
         }
         return of_json(body, 200 if ready else 503)
@@ -220,10 +219,10 @@ class HttpServer:
             {
                 "version": __version__,
                 "compiled": compiled,
-                "uptime_s": round(time.monotonic() - self._started, 3),
+                "uptime_s": round(clock.now() - self._started, 3),
                 "addresses": server.addresses,
                 "ready": ready,
-                "status": table.status(time.monotonic()),
+                "status": table.status(clock.now()),
                 "checks": [check._asdict() for check in checks],
                 "keys": len(table),
                 "max_keys": table.limits.max_locks,
@@ -252,7 +251,7 @@ class HttpServer:
     async def _shards(self, _request: HttpRequest) -> Response:
         if self._cluster is None:
             return refused(404, "this server is in no cluster")
-        report = self._cluster.report(time.monotonic())
+        report = self._cluster.report(clock.now())
         return of_json(report.plain.json.decode())
 
     # Locks.
@@ -273,7 +272,7 @@ class HttpServer:
             notes = query.get("all", "") in ("1", "true")
             search = view.search(table, text, sort, most, notes=notes)
             found, matched, left_out = await slices.seen(search)
-            rows = await slices.seen(view.rows(found[offset:], time.monotonic()))
+            rows = await slices.seen(view.rows(found[offset:], clock.now()))
         numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
         return of_json(f'{{{numbers}, "locks": {rows}}}')
 
@@ -284,7 +283,7 @@ class HttpServer:
             return refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
         rate = self._server.table.rate_of(space, key)
-        detail = view.detail(space, key, entry, rate, time.monotonic())
+        detail = view.detail(space, key, entry, rate, clock.now())
         return of_json(await self._server.slices.seen(detail))
 
     async def _release(self, request: HttpRequest) -> Response:

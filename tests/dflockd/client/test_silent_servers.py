@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from dflockd import client as async_client
-from dflockd import errors, sync_client
+from dflockd import clock, errors, sync_client
 from dflockd.address import Address
-from dflockd.client import aio, blocking, clock, connection, operations, requester, resolver
+from dflockd.client import aio, blocking, operations, requester, resolver
 from dflockd.client.connection import Route
 from dflockd.client.conversation import connect, talk
 from dflockd.client.flow import Flow
+from dflockd.client.process import close_idle_connections
 from dflockd.client.session import RELEASE_PATIENCE
 from tests.dflockd.client.silence import KEY, TOO_LONG, is_not_answered
 from tests.dflockd.client_support import Calls, Client, soon, stats, until
@@ -290,8 +291,7 @@ async def test_a_name_with_many_addresses(
     assert await lock.release() is True
     with socket.create_server(("127.0.0.1", 0)) as accepts:  # and says nothing
         addresses[0] = accepts.getsockname()
-        for link in tuple(connection.CONNECTIONS):
-            link.close()
+        close_idle_connections()
         assert await soon(lock.acquire()) is True
         assert await lock.release() is True
 
