@@ -13,11 +13,7 @@ from celery import Task
 from celery_dflock import LockLostError
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.doubt.support import (
-    LONG,
-    forgets,
-    remembers,
-)
+from tests.celery_dflock.doubt.support import LONG, forgets, remembers
 from tests.celery_dflock.processes import PATIENCE, Cluster
 
 

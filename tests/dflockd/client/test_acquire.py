@@ -7,13 +7,7 @@ import asyncio
 import pytest
 
 from dflockd import errors
-from tests.dflockd.client_support import (
-    Client,
-    is_free,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Client, is_free, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 from tests.pace import Pace
 

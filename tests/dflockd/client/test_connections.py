@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from tests.dflockd.client_support import (
-    Client,
-    but_slow_steps,
-    run_strictly,
-    stats,
-    until,
-)
+from tests.dflockd.client_support import Client, but_slow_steps, run_strictly, stats, until
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -25,11 +25,7 @@ from dflockd.wire import Acquire, Auth, Enqueue, Granted, Hello, How, Renew, Sta
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Client, soon
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-    ScriptedServer,
-    Silence,
-)
+from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer, Silence
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

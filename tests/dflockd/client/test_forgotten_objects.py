@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from dflockd import client, sync_client
-from tests.dflockd.client_support import (
-    is_free,
-    stats,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import is_free, stats, until, waiters
 from tests.dflockd.raw_server import ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -13,12 +13,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.client import operations
-from tests.dflockd.client_support import (
-    Client,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Client, soon, until, waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 from tests.pace import Pace
 

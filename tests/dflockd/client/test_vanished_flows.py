@@ -16,11 +16,7 @@ from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Calls, Client, is_free, soon, until
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
-from tests.dflockd.scripted_server import (
-    ScriptedServer,
-    Silence,
-    renewed,
-)
+from tests.dflockd.scripted_server import ScriptedServer, Silence, renewed
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

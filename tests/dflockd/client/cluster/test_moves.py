@@ -11,24 +11,11 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.wire import (
-    Acquire,
-    Enqueue,
-    Granted,
-    How,
-    Moved,
-    Recovering,
-    Release,
-    Status,
-    Wait,
-)
+from dflockd.wire import Acquire, Enqueue, Granted, How, Moved, Recovering, Release, Status, Wait
 from tests.dflockd.client.cluster.support import KEY, is_granted
 from tests.dflockd.client_support import soon, until
 from tests.dflockd.raw_server import PATIENCE
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-    grant,
-)
+from tests.dflockd.scripted_server import ScriptedCluster, grant
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 

@@ -9,19 +9,10 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.wire import (
-    Acquire,
-    Recovering,
-    Shards,
-    Status,
-)
+from dflockd.wire import Acquire, Recovering, Shards, Status
 from tests.dflockd.client.cluster.support import KEY, is_granted
 from tests.dflockd.client_support import soon, until
-from tests.dflockd.scripted_server import (
-    End,
-    ScriptedCluster,
-    grant,
-)
+from tests.dflockd.scripted_server import End, ScriptedCluster, grant
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

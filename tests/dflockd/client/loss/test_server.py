@@ -12,15 +12,7 @@ import pytest
 from dflockd import errors
 from dflockd.client import operations
 from tests.dflockd.client.loss.support import LEASE, Held, end_leases
-from tests.dflockd.client_support import (
-    Client,
-    Time,
-    is_free,
-    renewed,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Client, Time, is_free, renewed, soon, until, waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

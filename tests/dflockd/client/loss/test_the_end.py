@@ -27,13 +27,7 @@ from dflockd.client.pool import Pool
 from dflockd.client.reactor import Reactor
 from dflockd.wire import FEATURES, Space, Welcome, encode_reply
 from tests.dflockd.client.loss.support import LEASE, Held
-from tests.dflockd.client_support import (
-    Calls,
-    Client,
-    Time,
-    soon,
-    until,
-)
+from tests.dflockd.client_support import Calls, Client, Time, soon, until
 from tests.dflockd.raw_server import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
