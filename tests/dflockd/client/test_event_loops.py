@@ -150,10 +150,7 @@ def test_released_in_another_loop(
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
     time.sleep(held_for)
-    if first == "stands":
-        one.stop()
-    elif first == "closed":
-        one.close()
+    one.goes(first)
     assert lock.held
     with Pace() as pace:
         assert two.run(release(lock)) is True
@@ -169,10 +166,7 @@ def test_used_in_another_loop(
     lock = lock_on(server, key, lease_ttl_s=20)
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
-    if first == "stands":
-        one.stop()
-    elif first == "closed":
-        one.close()
+    one.goes(first)
 
     async def use() -> None:
         assert await lock.renew(10) is True
@@ -214,10 +208,7 @@ def test_a_place_of_another_loop(
         assert await lock.release() is True
 
     one.run(enqueue())
-    if first == "stands":
-        one.stop()
-    elif first == "closed":
-        one.close()
+    one.goes(first)
     two.run(wait())
     eventually(lambda: is_free(server, key))
 
@@ -256,9 +247,7 @@ def test_on_lost_without_its_loop(
     lock = lock_on(server, key, on_lost=on_lost)
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
-    one.stop()
-    if first == "closed":
-        one.close()
+    one.goes(first)
 
     async def evict() -> bool:
         return await lock_on(server, key).evict(lock.fence or 0)
