@@ -122,11 +122,7 @@ def test_a_body_that_ends_in_doubt(
 
 @remembers
 def test_what_is_sent_on_in_doubt_is_still_the_only_one(
-    cluster: Cluster,
-    server: LockServer,
-    worker: Worker,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of `lock_unique` goes to the retry, after the end of the doubt."""
     monkeypatch.setenv("DFLOCK_SERVERS", server.address)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,9 @@ class Family:
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+
+
+StartFamily = Callable[..., Family]
 
 
 def is_alive(pid: int) -> bool:

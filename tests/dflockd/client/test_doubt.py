@@ -6,7 +6,7 @@ Nobody may believe in a lock that the server has given to somebody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from dflockd import errors
 from dflockd.client import clock
 from tests.dflockd.client.doubts import LEASE, in_doubt, sever, stays_quiet
 from tests.dflockd.client_support import Calls, Client, Time, is_free, soon, until
-from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.proxy import Through
+from tests.dflockd.raw_server import ServerProcess, StartServer
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -35,11 +35,7 @@ def patient_server() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_two_do_not_hold_it(
-    client: Client,
-    server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-    how: str,
+    client: Client, server: ServerProcess, through: Through, key: str, how: str
 ) -> None:
     """The connection breaks and no other can be made: long before the lease ends it is not held."""
     proxy = through(server)
@@ -70,7 +66,7 @@ async def test_two_do_not_hold_it(
 
 
 async def test_certain_from_the_first_instant(
-    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+    client: Client, server: ServerProcess, through: Through, key: str
 ) -> None:
     """The connection ends before anybody watches it, and `check` does not wait for that."""
     proxy = through(server)
@@ -92,11 +88,7 @@ async def test_certain_from_the_first_instant(
 
 
 async def test_the_doubt_ends_with_the_lease(
-    client: Client,
-    server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-    clients_time: Time,
+    client: Client, server: ServerProcess, through: Through, key: str, clients_time: Time
 ) -> None:
     proxy = through(server)
     lost = Calls()
@@ -129,10 +121,7 @@ async def test_the_doubt_ends_with_the_lease(
 
 
 async def test_the_doubt_ends_well(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
+    client: Client, patient_server: ServerProcess, through: Through, key: str
 ) -> None:
     proxy = through(patient_server)
     lost = Calls()
@@ -156,7 +145,7 @@ async def test_the_doubt_ends_well(
 
 
 async def test_the_doubt_ends_in_a_refusal(
-    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+    client: Client, server: ServerProcess, through: Through, key: str
 ) -> None:
     """Long before the lease ends the server can be asked, and has it no more."""
     proxy = through(server)
@@ -177,7 +166,7 @@ async def test_the_doubt_ends_in_a_refusal(
 
 
 async def test_a_server_with_a_memory_is_restarted(
-    client: Client, start: Callable[..., ServerProcess], tmp_path: Any, key: str
+    client: Client, start: StartServer, tmp_path: Any, key: str
 ) -> None:
     """Who asks `check` before and after does not notice."""
     flags = ("--state-dir", str(tmp_path))
@@ -198,10 +187,7 @@ async def test_a_server_with_a_memory_is_restarted(
 
 
 async def test_a_body_is_not_interrupted(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
+    client: Client, patient_server: ServerProcess, through: Through, key: str
 ) -> None:
     proxy = through(patient_server)
     lost = Calls()
@@ -221,10 +207,7 @@ async def test_a_body_is_not_interrupted(
 
 
 async def test_released_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
+    client: Client, patient_server: ServerProcess, through: Through, key: str
 ) -> None:
     """It ends in time, and the lock is given back once the server can be reached."""
     proxy = through(patient_server)
@@ -247,10 +230,7 @@ async def test_released_in_doubt(
 
 
 async def test_renewed_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
+    client: Client, patient_server: ServerProcess, through: Through, key: str
 ) -> None:
     proxy = through(patient_server)
     lock = client.lock(key, proxy, lease_ttl_s=LEASE)
@@ -268,10 +248,7 @@ async def test_renewed_in_doubt(
 
 
 async def test_detached_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
+    client: Client, patient_server: ServerProcess, through: Through, key: str
 ) -> None:
     proxy = through(patient_server)
     lock = client.lock(key, proxy, lease_ttl_s=LEASE)
@@ -292,10 +269,7 @@ async def test_detached_in_doubt(
 
 
 async def test_a_second_owner_is_refused_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
+    client: Client, patient_server: ServerProcess, through: Through, key: str
 ) -> None:
     """It is not held, but it is not free either."""
     proxy = through(patient_server)

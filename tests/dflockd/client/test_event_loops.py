@@ -27,7 +27,7 @@ from tests.dflockd.client.loops import (
 )
 from tests.dflockd.client_support import Calls, is_free, renewed, wait_renewed
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess, eventually
+from tests.dflockd.raw_server import ServerProcess, StartServer, eventually
 from tests.pace import Pace
 
 pytestmark = [
@@ -264,7 +264,7 @@ def test_on_lost_without_its_loop(
 
 
 def test_on_lost_of_a_closed_loop_whose_server_ends(
-    start: Callable[..., ServerProcess], new_loop: NewLoop, key: str
+    start: StartServer, new_loop: NewLoop, key: str
 ) -> None:
     server = start()
     lost = Calls()

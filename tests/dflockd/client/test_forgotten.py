@@ -17,7 +17,7 @@ from dflockd import sync_client
 from tests.dflockd.client.loops import NewLoop
 from tests.dflockd.client_support import Calls, Script, is_free, stats, until, waiters
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess, eventually
+from tests.dflockd.raw_server import ServerProcess, StartServer, eventually
 
 pytestmark = [
     pytest.mark.usefixtures("no_idle_connections", "_refcounts_only"),
@@ -57,12 +57,7 @@ def in_thread(function: Callable[[], None]) -> None:
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("on_lost", [None, print])
 def test_in_another_thread_while_the_loop_sleeps(
-    server: ServerProcess,
-    new_loop: NewLoop,
-    key: str,
-    debug: bool,
-    held_for: float,
-    on_lost: Any,
+    server: ServerProcess, new_loop: NewLoop, key: str, debug: bool, held_for: float, on_lost: Any
 ) -> None:
     """The loop has nothing to do and is told of nothing."""
 
@@ -84,10 +79,7 @@ def test_in_another_thread_while_the_loop_sleeps(
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_place_in_another_thread(
-    server: ServerProcess,
-    new_loop: NewLoop,
-    key: str,
-    debug: bool,
+    server: ServerProcess, new_loop: NewLoop, key: str, debug: bool
 ) -> None:
     raw = server.connect()
     raw.lock(key, "0 600")
@@ -112,12 +104,7 @@ def test_a_place_in_another_thread(
 @pytest.mark.parametrize("where", ["here", "thread", "loop"])
 @pytest.mark.parametrize("how", ["stands", "closed"])
 def test_after_its_loop_has_ended(
-    server: ServerProcess,
-    new_loop: NewLoop,
-    key: str,
-    debug: bool,
-    how: str,
-    where: str,
+    server: ServerProcess, new_loop: NewLoop, key: str, debug: bool, how: str, where: str
 ) -> None:
     loop = new_loop()
     loop.set_debug(debug)
@@ -219,7 +206,7 @@ async def test_while_a_renewal_is_under_way(server: ServerProcess, key: str, fac
 
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
-async def test_in_doubt(start: Callable[..., ServerProcess], key: str, face: str) -> None:
+async def test_in_doubt(start: StartServer, key: str, face: str) -> None:
     """Nothing is done for it any more; nobody is told that it is lost."""
     server = start("--orphan-ttl", "2")
     proxy = Proxy(server.port)

@@ -5,11 +5,11 @@ The forked children live on, and hold nothing; the parent dies, and the server f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.dflockd.client.families import Family, faces, needs_forks
+from tests.dflockd.client.families import StartFamily, faces, needs_forks
 from tests.dflockd.client_support import is_free, stats
 from tests.dflockd.raw_server import ServerProcess, eventually
 
@@ -64,7 +64,7 @@ run(sys.argv[1], blocking, main)
 
 @faces
 def test_only_one_of_the_clients_is_imported(
-    server: ServerProcess, families: Callable[..., Family], face: str
+    server: ServerProcess, families: StartFamily, face: str
 ) -> None:
     if face == "uvloop":
         pytest.importorskip("uvloop")
@@ -121,7 +121,7 @@ time.sleep(600)
 
 @faces
 def test_forks_beside_a_thread_that_connects(
-    server: ServerProcess, families: Callable[..., Family], face: str
+    server: ServerProcess, families: StartFamily, face: str
 ) -> None:
     """Each lock that it takes has a connection of its own."""
     if face == "uvloop":
@@ -159,7 +159,7 @@ say([lock.release() for lock in locks].count(True))
 
 
 def test_a_child_keeps_what_is_not_the_clients(
-    server: ServerProcess, families: Callable[..., Family]
+    server: ServerProcess, families: StartFamily
 ) -> None:
     family = families(LOOK_INTO, server.port)
     family.wait_for("5")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.dflockd.client.families import Family, faces, needs_forks
+from tests.dflockd.client.families import Family, StartFamily, faces, needs_forks
 from tests.dflockd.client_support import is_free, make_certificate
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer, eventually
 
 pytestmark = needs_forks
 
@@ -64,12 +64,7 @@ run(face, blocking, not_blocking)
 @faces
 @pytest.mark.parametrize(("tls", "secret"), [(True, ""), (True, "secret"), (False, "secret")])
 def test_a_fork_before_the_server_has_answered(
-    start: Callable[..., ServerProcess],
-    families: Callable[..., Family],
-    tmp_path: Path,
-    face: str,
-    tls: bool,
-    secret: str,
+    start: StartServer, families: StartFamily, tmp_path: Path, face: str, tls: bool, secret: str
 ) -> None:
     """The first bytes of TLS, or the secret."""
     certificate, key = make_certificate(tmp_path) if tls else ("", "")
@@ -176,7 +171,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 @faces
 def test_a_fork_while_the_server_accepts_nobody(
-    server: ServerProcess, families: Callable[..., Family], face: str
+    server: ServerProcess, families: StartFamily, face: str
 ) -> None:
     crowded = Crowded(server)
     try:

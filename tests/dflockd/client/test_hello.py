@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from dflockd.wire import (
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Client, Face, soon, until, waiters
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer, Silence
 from tests.dflockd.storage.recovery_support import Site, all_back, inspected
 from tests.pace import Pace
@@ -160,11 +159,7 @@ def test_a_fork_is_another_process(scripted: ScriptedServer) -> None:
     ],
 )
 def test_a_secret_that_is_not_the_servers(
-    face: Face,
-    start: Callable[..., ServerProcess],
-    wanted: str | None,
-    shown: str | None,
-    text: str,
+    face: Face, start: StartServer, wanted: str | None, shown: str | None, text: str
 ) -> None:
     server = start(*(() if wanted is None else ("--auth-token", wanted)))
     for ask in ("acquire", "enqueue", "draw_age"):

@@ -14,7 +14,7 @@ import pytest
 from dflockd import errors
 from dflockd.client import operations
 from tests.dflockd.client_support import Client, soon, until, waiters
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 SECRET = "open-sesame-0123456789"
 
 
-async def test_max_locks(client: Client, start: Callable[..., ServerProcess]) -> None:
+async def test_max_locks(client: Client, start: StartServer) -> None:
     server = start("--max-locks", "1")
     async with client.lock("one", server):
         with pytest.raises(errors.MaxLocksError, match=r"'two' on 127\.0\.0\.1") as caught:
@@ -32,7 +32,7 @@ async def test_max_locks(client: Client, start: Callable[..., ServerProcess]) ->
         pass
 
 
-async def test_max_waiters(client: Client, start: Callable[..., ServerProcess]) -> None:
+async def test_max_waiters(client: Client, start: StartServer) -> None:
     server = start("--max-waiters", "1")
     async with client.lock("key", server):
         waiting = client.lock("key", server)
@@ -42,7 +42,7 @@ async def test_max_waiters(client: Client, start: Callable[..., ServerProcess]) 
         await waiting.release()
 
 
-async def test_auth(client: Client, start: Callable[..., ServerProcess]) -> None:
+async def test_auth(client: Client, start: StartServer) -> None:
     server = start("--auth-token", SECRET)
     lock = client.lock("key", server, auth_token=SECRET)
     async with lock:
@@ -179,7 +179,7 @@ async def test_a_server_that_never_answers(
     assert not lock.held
 
 
-async def test_a_draining_server(client: Client, start: Callable[..., ServerProcess]) -> None:
+async def test_a_draining_server(client: Client, start: StartServer) -> None:
     server = start()
     holder, waiter = client.lock("key", server), client.lock("key", server)
     await holder.acquire()

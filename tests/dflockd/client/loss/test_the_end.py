@@ -127,10 +127,7 @@ class Line:
 
 
 def make_lease(
-    link: Any,
-    seconds: float,
-    on_lost: Callable[[], object] | None = None,
-    renew_ratio: float = 0.5,
+    link: Any, seconds: float, on_lost: Callable[[], object] | None = None, renew_ratio: float = 0.5
 ) -> Lease:
     """Return a lease of so many seconds, which are left of it."""
     target = Target(Space.LOCK, b"key", 1, None, str(link.route.address))
