@@ -113,17 +113,6 @@ def test_the_end_of_asyncio_run_beside_a_held_lock(
 # A loop that has no time.
 
 
-async def test_a_busy_loop_loses_no_lock(server: ServerProcess, key: str) -> None:
-    lost = Calls()
-    lock = lock_on(server, key, on_lost=lost)
-    async with lock:
-        await asyncio.to_thread(time.sleep, 0)
-        stays_held(lock, server)  # the loop stands still
-        assert lock.held
-    assert not lost.locks
-    assert is_free(server, key)
-
-
 def test_a_loop_that_runs_now_and_then(server: ServerProcess, new_loop: NewLoop, key: str) -> None:
     """As in a notebook, or beside the loop of a window system."""
     lock = lock_on(server, key)

@@ -40,16 +40,6 @@ async def test_moved_is_followed_and_learned(
     assert first.accepted <= 2, "a connection that was sent on is as good as before"
 
 
-async def test_moved_of_an_older_epoch_is_not_followed(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
-    first, second = cluster.servers
-    first.script(Acquire, cluster.moved(KEY, 1, epoch=6), grant)
-    async with make() as lock:
-        assert lock.server == str(first)
-    assert second.asked(Acquire) == []
-
-
 async def test_what_is_left_of_the_time_is_asked_for(
     make: Callable[..., Any], cluster: ScriptedCluster
 ) -> None:
