@@ -22,8 +22,7 @@ def worker(
     cluster: Cluster, server: LockServer, request: pytest.FixtureRequest
 ) -> Iterator[Worker]:
     name = f"{server.name}-{request.param}"
-    with cluster.worker(name, pool=request.param, servers=server.address) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, pool=request.param, servers=server.address) as worker:
         yield worker
 
 
