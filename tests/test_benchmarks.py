@@ -15,14 +15,7 @@ if sys.platform != "linux":
     pytest.skip("the benchmarks are for Linux", allow_module_level=True)
 
 import dflockd
-from benchmarks import (
-    callgrind,
-    cpu,
-    interpreters,
-    published,
-    record,
-    report,
-)
+from benchmarks import callgrind, cpu, interpreters, published, record, report
 from benchmarks.bench import LeftOutError
 from benchmarks.callgrind import Callgrind, by_place
 from benchmarks.child import Child

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import io
 import re
@@ -80,9 +79,6 @@ SAY_IN_CODE = SAY | {
 }
 """The same for docstrings and comments of the product's code."""
 
-API = (ROOT / "docs" / "reference" / "api.md").read_text()
-NAMED = re.findall(r"^\.\. auto(?:class|function|module):: (\S+)", API, re.MULTILINE)
-
 CODE = re.compile(
     r"<!-- (begin: (?:\w+|\w+, .*?)) -->.*?<!-- end -->"  # made by a program that measures
     r"|<!--.*?-->|^ *```.*?^ *```|^(?: {4}|\t).*?$",
@@ -137,6 +133,7 @@ FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<!\.)\.\.\.$", re.MULTILI
 
 STATEMENT_OF_WHO = re.compile(r"^Who [^?]*[.!:]$")
 POINTING = re.compile(r"\b(?:see|as) (?:above|below)\b")
+BRANCH = re.compile("[├└]")
 ENTRY = re.compile(r"    [*\w]+(?:, [*\w]+)*: ")
 """The first line of an entry in a section of a docstring."""
 
@@ -174,26 +171,6 @@ def strays(docstring: str) -> list[str]:
 def repeated(text: str) -> list[str]:
     long = [block.strip() for block in blocks(text) if len(block.split()) > 12]
     return [block for block, number in Counter(long).items() if number > 1]
-
-
-def docstrings(named: str) -> Iterator[str]:
-    """Those that the reference prints under this name."""
-    module, _, attribute = named.rpartition(".")
-    try:
-        found = importlib.import_module(named)
-        members = [found, *(getattr(found, each) for each in getattr(found, "__all__", dir(found)))]
-    except ModuleNotFoundError:
-        found = getattr(importlib.import_module(module), attribute)
-        # Statically: to get `app` of a task class would bind it, and all that are derived from it.
-        members = [
-            found,
-            *(value for each, value in inspect.getmembers_static(found) if each[0] != "_"),
-        ]
-    for member in members:
-        where = getattr(member, "__name__" if inspect.ismodule(member) else "__module__", "")
-        own = str(where).startswith(("celery_dflock", "dflockd"))
-        if own and member.__doc__:
-            yield inspect.cleandoc(member.__doc__)
 
 
 def messages(source: str) -> str:
@@ -246,114 +223,51 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_sentences_are_short(page: Path) -> None:
-    assert long_sentences(page.read_text()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_words_are_those_of_the_manual(page: Path) -> None:
-    assert odd_words(page.read_text(), SAY_IN_PAGES) == []
-
-
 def length(text: str) -> int:
-    """Those that are read one after the other, and not looked up in a table."""
+    """Words that are read one after the other, and not looked up in a table."""
     lines = [line for line in CODE.sub("\n", text).splitlines() if not line.startswith("|")]
     return len(" ".join(lines).split())
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if name(page) not in WHOLE], ids=name)
-def test_a_page_is_read_in_one_go(page: Path) -> None:
-    assert length(page.read_text()) < MOST
-
-
-def test_no_page_is_left_whole_that_need_not_be() -> None:
-    assert [each for each in WHOLE if length((ROOT / each).read_text()) < MOST] == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_nothing_is_said_twice(page: Path) -> None:
-    """A merge that takes both sides of a page leaves the same text there twice."""
-    assert repeated(page.read_text()) == []
+def test_a_page_is_plain(page: Path) -> None:
+    """Its sentences are short and stand alone, its words are the manual's, and none comes twice."""
+    text = page.read_text()
+
+    assert long_sentences(text) == []
+    assert odd_words(text, SAY_IN_PAGES) == []
+    assert dependent(text) == []
+    assert repeated(text) == []
+    assert (length(text) < MOST) is (name(page) not in WHOLE), "it is not read in one go"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_sentences_and_cells_stand_alone(page: Path) -> None:
-    """A reader who comes by a link or a search does not read what stands before them."""
-    assert dependent(page.read_text()) == []
-
-
-@pytest.mark.parametrize("named", NAMED)
-def test_no_argument_is_described_by_a_pronoun(named: str) -> None:
-    assert [found for text in docstrings(named) for found in PRONOUN.findall(text)] == []
-
-
-@pytest.mark.parametrize("named", NAMED)
-def test_words_of_the_reference_are_those_of_the_manual(named: str) -> None:
-    texts = list(docstrings(named))
-
-    assert texts
-    assert [found for text in texts for found in odd_words(text) + long_sentences(text)] == []
-
-
-def test_words_of_messages_are_those_of_the_manual() -> None:
-    """What is raised, logged and printed."""
-    folders = (ROOT / "celery_dflock", ROOT / "server" / "dflockd")
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    found = [(name(path), odd) for path in paths for odd in odd_words(messages(path.read_text()))]
-
-    assert len(paths) > 100
-    assert found == []
-
-
-@pytest.mark.parametrize("folder", ["celery_dflock", "server/dflockd"])
-def test_docstrings_and_comments_are_plain(folder: str) -> None:
-    """Those of private functions too: somebody reads them for the first time."""
+def sources(folder: str) -> Iterator[tuple[str, str]]:
     paths = sorted((ROOT / folder).rglob("*.py"))
-    found = []
-    for path in paths:
-        source = path.read_text()
-        described, commented = docstrings_of(source), comments_of(source)
-        odd = odd_words(described, SAY_IN_CODE) + odd_words(commented, SAY_IN_CODE)
-        found += [
-            (name(path), each) for each in odd + long_sentences(f"{described}\n\n{commented}")
-        ]
-
     assert len(paths) > 50
-    assert found == []
+    return ((name(path), path.read_text()) for path in paths)
 
 
 @pytest.mark.parametrize("folder", ["celery_dflock", "server/dflockd"])
-def test_docstrings_define_without_riddles(folder: str) -> None:
-    """Of all code: no argument is "it", and no docstring goes on with another one's sentence.
+def test_code_is_plain(folder: str) -> None:
+    """What it raises, logs and prints; docstrings and comments, those of private functions too.
 
-    Nor does a line of a section look like another argument.
+    No argument is "it", no docstring goes on with another one's sentence, no line of a section looks
+    like another argument, and a drawing has a line for each branch: what fills paragraphs anew would
+    join them.
     """
-    paths = sorted((ROOT / folder).rglob("*.py"))
     found = []
-    for path in paths:
-        described = docstrings_of(path.read_text())
-        found += [(name(path), each) for each in PRONOUN.findall(described)]
-        found += [(name(path), each) for each in blocks(described) if FRAGMENT.search(each)]
-        found += [(name(path), each) for each in strays(described)]
+    for path, source in sources(folder):
+        described, commented = docstrings_of(source), comments_of(source)
+        found += [(path, each) for each in odd_words(messages(source))]
+        found += [(path, each) for each in odd_words(described, SAY_IN_CODE)]
+        found += [(path, each) for each in odd_words(commented, SAY_IN_CODE)]
+        found += [(path, each) for each in long_sentences(f"{described}\n\n{commented}")]
+        found += [(path, each) for each in PRONOUN.findall(described)]
+        found += [(path, each) for each in blocks(described) if FRAGMENT.search(each)]
+        found += [(path, each) for each in strays(described)]
+        found += [(path, line) for line in source.splitlines() if len(BRANCH.findall(line)) > 1]
 
-    assert len(paths) > 50
     assert found == []
-
-
-BRANCH = re.compile("[├└]")
-
-
-def test_a_drawing_has_a_line_for_each_branch() -> None:
-    """What fills paragraphs anew would join them."""
-    lines = [
-        (name(path), line)
-        for folder in ("celery_dflock", "server/dflockd")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for line in path.read_text().splitlines()
-    ]
-    assert sum(bool(BRANCH.search(line)) for _, line in lines) >= 5
-    assert [(page, line) for page, line in lines if len(BRANCH.findall(line)) > 1] == []
 
 
 def test_docstrings_are_found() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery._state import _set_task_join_will_block
 
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.celery_dflock import jobs
@@ -66,6 +68,23 @@ def workers(cluster: Cluster) -> Iterator[tuple[Worker, Worker]]:
         )
         cluster.wait_ready(one, two)
         yield one, two
+
+
+@pytest.fixture
+def app(lock_server: LockServer) -> Celery:
+    """An app whose tasks run in this process."""
+    app = Celery("eager", set_as_current=False)
+    app.conf.task_always_eager = True
+    app.conf.task_eager_propagates = True
+    app.conf.dflock_servers = [lock_server.address]
+    return app
+
+
+@pytest.fixture
+def eager_in_threads() -> Iterator[None]:
+    """Celery notes in one variable for all threads that a task runs, and so forgets to undo it."""
+    yield
+    _set_task_join_will_block(False)
 
 
 _keys = itertools.count()

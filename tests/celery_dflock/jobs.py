@@ -106,10 +106,7 @@ _names: set[str] = set()
 
 
 def job(
-    name: str,
-    base: type[Task] = LockedTask,
-    body: Callable[..., Any] = body,
-    **options: Any,
+    name: str, base: type[Task] = LockedTask, body: Callable[..., Any] = body, **options: Any
 ) -> Task:
     assert name not in _names, f"{name} is there already: Celery would take the first for both"
     _names.add(name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from celery import Task
@@ -68,6 +68,13 @@ class Cluster:
         )
         self._workers.append(worker)
         return worker
+
+    @contextlib.contextmanager
+    def ready(self, name: str, **options: Any) -> Iterator[CheckedWorker]:
+        """A worker that takes tasks, for as long as the block."""
+        with self.worker(name, **options) as worker:
+            worker.wait_ready()
+            yield worker
 
     def wait_ready(self, *workers: Worker) -> None:
         """Wait until workers take tasks and hear what is said to them from remote.
@@ -187,12 +194,7 @@ class Waiter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():
             self.lock.cancel()
             self._thread.join(PATIENCE)

@@ -26,8 +26,9 @@ from tests.celery_dflock.processes import PATIENCE
 HUGE = 10**12
 NO_TEXT = [None, 7, True, b"key", ["key"], "", LockKey(""), LockKey("a\0b"), LockKey("a b")]
 NO_COUNT = [0, -1, 1.5, math.nan, math.inf, True, "1", HUGE, [1]]
-NO_TIME = [-1, -0.1, math.nan, math.inf, True, "5", HUGE, b"5", [1], "a\nb"]
+NO_TIME = [False, -1, -0.1, math.nan, math.inf, True, "5", HUGE, b"5", [1], "a\nb"]
 NO_RATE = [7, "7", "0/s", "7/d", (0, 1), (1, 0), (1, math.nan), True, b"7/m", (1,), "a\nb"]
+NO_RATE += ["", [1, 2, 3]]
 NO_APP = [7, "proj", Celery, object()]
 NO_CALL = [7, None, "render", {"task": "render"}, Celery]
 

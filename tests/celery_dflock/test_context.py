@@ -24,7 +24,7 @@ from celery_dflock import (
 )
 from celery_dflock.testing import assert_locked, assert_not_locked
 from celery_dflock.worker.shutdown import shutdown
-from dflockd import admin, errors
+from dflockd import admin
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
@@ -94,6 +94,9 @@ async def test_it_is_the_lock_of_tasks(
         with pytest.raises(LockNotAcquiredError) as failure:
             task.delay(key)
         assert failure.value.key == lock.key
+        with pytest.raises(LockNotAcquiredError):
+            async with hold(key, 0):
+                pass
     assert task.delay(key).get() == "ran"
 
 
@@ -232,29 +235,6 @@ async def test_weight(hold: Hold, lock_server: LockServer, key: str) -> None:
     async with hold(key, limit=9, weight="all"):
         assert [each["weight"] for each in semaphore.inspect()["holders"]] == ["all"]
     assert repr(dflock(key, limit=9, weight="all")).endswith("limit=9, weight='all')")
-
-
-@pytest.mark.parametrize(
-    ("limit", "weight", "line"),
-    [
-        (9, "most", "weight is 'most': give a whole number, 1 or more, or 'all'"),
-        (9, 10, "weight is 10: give a whole number up to the limit, 9, or 'all'"),
-        (1, "all", "weight is 'all': give a limit above 1 too, or remove it"),
-    ],
-)
-def test_a_weight_that_cannot_be_taken(limit: int, weight: Any, line: str) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=f"^{line}"):
-        dflock("key", limit=limit, weight=weight)
-
-
-async def test_a_group_that_cannot_be_meant(hold: Hold, key: str) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=r"group_limit is 1.*give a group"):
-        async with hold(key, group_limit=1):
-            pass
-    no_text: Any = 7
-    with pytest.raises(errors.InvalidArgumentError, match=r"group is 7: give a text"):
-        async with hold(key, limit=2, group=no_text):
-            pass
 
 
 async def test_a_newer_task_waits_for_it(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery._state import _set_task_join_will_block
 
 from celery_dflock import (
     LockedTask,
@@ -18,10 +17,8 @@ from celery_dflock import (
     Skipped,
     TaskLock,
     current_lock,
-    dflock,
     require_lock,
 )
-from celery_dflock.signals import lock_acquired, lock_released
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import waiters
@@ -29,27 +26,10 @@ from tests.collector import collector_off
 
 
 @pytest.fixture
-def app(lock_server: LockServer) -> Celery:
-    app = Celery("eager", set_as_current=False)
-    app.conf.task_always_eager = True
-    app.conf.task_eager_propagates = True
-    app.conf.task_store_eager_result = False
-    app.conf.dflock_servers = [lock_server.address]
-    return app
-
-
-@pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.collect()
     with collector_off():
         yield
-
-
-@pytest.fixture
-def eager_in_threads() -> Iterator[None]:
-    """Celery notes in one variable for all threads that a task runs, and so forgets to undo it."""
-    yield
-    _set_task_join_will_block(False)
 
 
 def locked(app: Celery, **options: Any) -> Any:
@@ -199,35 +179,6 @@ def test_direct_call_in_a_task_takes_no_lock(app: Celery, key: str) -> None:
     assert recursive.delay(key).get() == 2
 
 
-def test_signals(app: Celery, key: str) -> None:
-    seen = []
-
-    @locked(app)
-    def task(key: str) -> None:
-        seen.append(("runs", key))
-
-    def acquired(sender: Task, lock: TaskLock, **_: Any) -> None:
-        seen.append((f"acquired by {sender.name}", lock.key))
-        assert lock.held
-
-    def released(sender: Task, lock: TaskLock, **_: Any) -> None:
-        seen.append((f"released by {sender.name}", lock.key))
-        assert not lock.held
-
-    lock_acquired.connect(acquired)
-    lock_released.connect(released)
-    try:
-        task.delay(key)
-    finally:
-        lock_acquired.disconnect(acquired)
-        lock_released.disconnect(released)
-    assert seen == [
-        (f"acquired by {task.name}", key),
-        ("runs", key),
-        (f"released by {task.name}", key),
-    ]
-
-
 @pytest.mark.usefixtures("eager_in_threads")
 def test_threads_take_turns(app: Celery, key: str) -> None:
     balance = [0]
@@ -244,21 +195,3 @@ def test_threads_take_turns(app: Celery, key: str) -> None:
     for thread in threads:
         thread.join()
     assert balance == [10]
-
-
-def test_dflock_is_the_lock_of_tasks(app: Celery, key: str) -> None:
-    app.conf.dflock_key_prefix = "shop:"
-
-    @locked(app, lock_timeout=0, lock_conflict="fail")
-    def task(key: str) -> int:
-        return 1
-
-    key = f"{key} with a space"
-    with dflock(key, app=app) as lock:
-        assert lock.key == f"shop:{key}".replace(" ", "%20")
-        with pytest.raises(LockNotAcquiredError) as failure:
-            task.delay(key)
-        assert failure.value.key == lock.key
-        with pytest.raises(LockNotAcquiredError), dflock(key, 0, app=app):
-            pass
-    assert task.delay(key).get() == 1

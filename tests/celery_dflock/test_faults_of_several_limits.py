@@ -103,13 +103,7 @@ def test_lists_that_name_the_same_keys_in_another_order(
     ids=["twice", "limit", "key"],
 )
 def test_what_cannot_be_made_of_the_second_one_fails_the_task(
-    cluster: Cluster,
-    key: str,
-    wait: str,
-    task: Task,
-    limit: Any,
-    error: type[Exception],
-    line: str,
+    cluster: Cluster, key: str, wait: str, task: Task, limit: Any, error: type[Exception], line: str
 ) -> None:
     key = key.replace(":", "-")  # else it is encoded
     sent = cluster.send(task, key, limit=limit, headers={"dflock": {"lock_wait": wait}})

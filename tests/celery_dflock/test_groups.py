@@ -13,10 +13,8 @@ from dflockd.errors import InvalidArgumentError
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import PATIENCE
-from tests.celery_dflock.test_eager import app, eager_in_threads, locked
+from tests.celery_dflock.test_eager import locked
 from tests.dflockd.raw_server import eventually
-
-__all__ = ["app", "eager_in_threads"]
 
 
 def shown(key: str, server: LockServer, limit: int = 1) -> dict[str, list[dict[str, Any]]]:

@@ -29,9 +29,8 @@ from dflockd.sync_client import DistributedLock
 from dflockd.wire import Acquire, Enqueue, Recovering, Status, Wait
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
-from tests.dflockd.cluster.stage import ClusterStage, FewShards
+from tests.dflockd.cluster.stage import ClusterStage, settled
 from tests.dflockd.scripted_server import ScriptedCluster
-from tests.dflockd.shards.etcd_process import Etcd
 from tests.pace import Pace
 
 LEASE = 60
@@ -40,20 +39,8 @@ LEASE = 60
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("lock-cluster")
-    with (
-        Etcd(directory) as etcd,
-        # No server ends without a word here: nobody waits until the longest lease is over.
-        ClusterStage(
-            directory,
-            etcd,
-            "--shutdown-timeout",
-            "3",
-            serving_lease=2,
-            max_lease=jobs.LONG,
-            kind=FewShards,
-        ) as stage,
-    ):
-        stage.wait_settled()
+    # No server ends without a word here: nobody waits until the longest lease is over.
+    with settled(directory, "--shutdown-timeout", "3", lease=jobs.LONG) as stage:
         yield stage
         close_idle_connections()
 
@@ -282,8 +269,7 @@ def test_tasks_outlive_their_lock_server(cluster: Cluster, stage: ClusterStage, 
     leaving = stage.servers[2]
     key = stage.key_at(leaving)
     task = jobs.patient
-    with cluster.worker("clustered", servers=seeds(stage), concurrency=2) as worker:
-        worker.wait_ready()
+    with cluster.ready("clustered", servers=seeds(stage), concurrency=2):
         first = cluster.send(task, key, gate=str(gate), queue="clustered")
         cluster.wait_event("start", first)
         second = cluster.send(task, key, queue="clustered")

@@ -35,8 +35,7 @@ def worker(
     cluster: Cluster, own_server: LockServer, request: pytest.FixtureRequest
 ) -> Iterator[Worker]:
     name = f"lost-{request.param}"
-    with cluster.worker(name, pool=request.param, servers=own_server.address) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, pool=request.param, servers=own_server.address) as worker:
         yield worker
 
 

@@ -12,8 +12,7 @@ from dflockd.client.process import close_idle_connections
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.test_rates import check_windows
-from tests.dflockd.cluster.stage import ClusterStage, FewShards
-from tests.dflockd.shards.etcd_process import Etcd
+from tests.dflockd.cluster.stage import ClusterStage, settled
 
 RUNS, WINDOW = 10, 0.5
 
@@ -25,20 +24,7 @@ LONG_ENOUGH = PATIENCE + 30
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[ClusterStage]:
-    with (
-        Etcd(tmp_path) as etcd,
-        ClusterStage(
-            tmp_path,
-            etcd,
-            "--default-lease-ttl",
-            "3",
-            number=2,
-            serving_lease=2,
-            max_lease=3,
-            kind=FewShards,
-        ) as stage,
-    ):
-        stage.wait_settled()
+    with settled(tmp_path, "--default-lease-ttl", "3", number=2, lease=3) as stage:
         yield stage
         close_idle_connections()
 
@@ -58,8 +44,7 @@ def test_no_window_has_more_while_the_key_moves(
     key = stage.key_at(stage.servers[0])
     number = 60 if end == "move" else 120
     name = f"rated-{end}"
-    with cluster.worker(name, servers=stage.address, pool="threads", concurrency=4) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, servers=stage.address, pool="threads", concurrency=4):
         sent = [cluster.send(jobs.parked, key, headers=HEADERS, queue=name) for _ in range(number)]
 
         def starts() -> list[dict[str, Any]]:

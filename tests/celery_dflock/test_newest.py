@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from celery import Celery, Task, chord, group, states
-from celery.exceptions import ImproperlyConfigured
+from celery import Task, chord, group, states
 from celery.result import AsyncResult, allow_join_result
 
 from celery_dflock import LockedTask, LockNotAcquiredError, Skipped
@@ -20,17 +17,17 @@ from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, waiters
 from tests.celery_dflock.test_superseding import ended
-from tests.celery_dflock.test_superseding_again import REDELIVERED, taken_aside, wait_skipped
+from tests.celery_dflock.test_superseding_again import (
+    REDELIVERED,
+    impatient,
+    put_aside,
+    taken_aside,
+    wait_skipped,
+)
+
+__all__ = ["impatient"]
 
 WAYS = pytest.mark.parametrize("task", [jobs.last, jobs.last_parked], ids=["slot", "consumer"])
-
-
-@pytest.fixture(scope="module")
-def impatient(cluster: Cluster) -> Iterator[Worker]:
-    """A worker whose broker delivers again what has not been acknowledged in half a second."""
-    with cluster.worker("impatient-newest", env={jobs.VISIBILITY: "0.5"}) as worker:
-        worker.wait_ready()
-        yield worker
 
 
 def by_whom(sent: AsyncResult) -> str:
@@ -70,17 +67,15 @@ def test_who_runs_goes_on_and_of_those_that_wait_the_newest_stays(
 def test_an_older_one_that_comes_later_is_skipped(
     cluster: Cluster, key: str, gate: Path, task: LockedTask
 ) -> None:
-    first = cluster.send(task, key, queue=jobs.ASIDE)
-    messages = [taken_aside(cluster)]
-    second = cluster.send(task, key, queue=jobs.ASIDE)
-    messages.append(taken_aside(cluster))
+    first, message = put_aside(cluster, key, task)
+    second, later_message = put_aside(cluster, key, task)
     newest = cluster.send(task, key, gate=str(gate))
     cluster.wait_event("start", newest)
-    jobs.app.backend.client.lpush("celery", messages[0])
+    jobs.app.backend.client.lpush("celery", message)
     wait_skipped(cluster, first)
     gate.touch()
     assert newest.get(timeout=PATIENCE) == newest.id
-    jobs.app.backend.client.lpush("celery", messages[1])  # even if the newest has ended
+    jobs.app.backend.client.lpush("celery", later_message)  # even if the newest has ended
     wait_skipped(cluster, second)
 
 
@@ -163,8 +158,7 @@ def test_the_worker_of_the_newest_is_killed_while_it_waits(
     given = {"queue": impatient.name, "headers": {"dflock": {"lock_wait": wait}}}
     running = cluster.send(jobs.last, key, gate=str(gate), queue="one")
     cluster.wait_event("start", running)
-    older = cluster.send(jobs.last_late, key, queue=jobs.ASIDE)
-    message = taken_aside(cluster)
+    older, message = put_aside(cluster, key, jobs.last_late)
     newest = cluster.send(jobs.last_late, key, **given)
     cluster.wait_waiters(key, 1)
     impatient.kill()
@@ -226,29 +220,6 @@ def arrive(cluster: Cluster, key: str, number: int) -> None:
     assert len(ran) < number, "none had to wait"
     print(f"{number} arrivals: {len(ran)} ran, {number - len(ran)} skipped")
     assert waiters(cluster.lock_server, key) in (None, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"lock_limit": 2}, "lock_limit is 2: give 1, since lock_conflict is 'newest'"),
-        ({"lock_key": ["a:{x}", "b:{x}"]}, "lock_key is .*: give one key, since lock_conflict is"),
-        ({"lock_group": "of:{x}"}, "lock_group is 'of:{x}': give None, since lock_conflict is"),
-        (
-            {"lock_conflict": ("newest", "wait")},
-            "lock_conflict is .*, newest, or a pair: 'supersede' or 'newest', and 'requeue' or",
-        ),
-        ({"lock_conflict": "newst"}, "did you mean newest"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(options: dict[str, object], match: str) -> None:
-    def body(x: int) -> None: ...
-
-    given = {"lock_conflict": "newest", **options}
-    with contextlib.closing(Celery("refused", set_as_current=False)) as app:
-        refused = app.task(base=LockedTask, shared=False, **given)(body)
-        with pytest.raises(ImproperlyConfigured, match=match):
-            _ = refused.name  # it is bound when it is first looked at
 
 
 def test_a_test_cannot_have_it_superseded(key: str) -> None:

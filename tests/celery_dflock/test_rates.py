@@ -22,15 +22,6 @@ from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.pace import Pace
 
 
-@pytest.fixture
-def app(lock_server: LockServer) -> Celery:
-    app = Celery("rated", set_as_current=False)
-    app.conf.task_always_eager = True
-    app.conf.task_eager_propagates = True
-    app.conf.dflock_servers = [lock_server.address]
-    return app
-
-
 def rated(app: Celery, function: Any, **options: Any) -> Any:
     options = {"lock_timeout": 0, "lock_conflict": "fail", "lock_key": "{key}", **options}
     return app.task(base=LockedTask, shared=False, **options)(function)
@@ -102,12 +93,6 @@ def test_a_rate_is_beside_a_limit(
 ) -> None:
     task = app.task(**{"base": LockedTask, "shared": False, **options})(nothing)
     assert task._lock_options.limits[:2] == (limit, rate)
-
-
-@pytest.mark.parametrize("rate", ["10", "10/d", 5, (0, 60), "", [1, 2, 3]])
-def test_a_bad_rate_stops_the_program(app: Celery, rate: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"lock_rate is .*: give a text such as '10/m'"):
-        app.task(base=LockedTask, lock_rate=rate, shared=False)(nothing).bind(app)
 
 
 def test_a_block_counts_as_the_run_of_a_task(

@@ -21,8 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockServer]:
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster, server: LockServer) -> Iterator[Worker]:
-    with cluster.worker("restarted", servers=server.address, concurrency=3) as worker:
-        worker.wait_ready()
+    with cluster.ready("restarted", servers=server.address, concurrency=3) as worker:
         yield worker
 
 

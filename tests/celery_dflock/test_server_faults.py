@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from dflockd.sharding import stable_hash_shard
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Event
+from tests.stopping import stopped
 
 SERVERS = 3
 KEYS_EACH = 2
@@ -158,16 +157,6 @@ class Stream:
                 if over > 0:
                     found.append(over)
         return found
-
-
-@contextlib.contextmanager
-def stopped(server: LockServer) -> Iterator[None]:
-    """The process is there and its port open, but nobody answers."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 def test_one_of_three_is_down(cluster: Cluster, servers: list[LockServer], key: str) -> None:

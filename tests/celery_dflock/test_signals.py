@@ -23,15 +23,6 @@ NAMES = (
 
 
 @pytest.fixture
-def app(lock_server: LockServer) -> Celery:
-    app = Celery("signals", set_as_current=False)
-    app.conf.task_always_eager = True
-    app.conf.task_eager_propagates = True
-    app.conf.dflock_servers = [lock_server.address]
-    return app
-
-
-@pytest.fixture
 def told(app: Celery) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """What receivers are told, in order."""
     events: list[tuple[str, dict[str, Any]]] = []
@@ -97,21 +88,25 @@ def names(told: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def test_acquired_and_released(app: Celery, told: Any, lock_server: LockServer, key: str) -> None:
-    at_release = []
+    seen = []
 
     def look(sender: Task, lock: Any, **_: Any) -> None:
         if sender.app is app:
-            at_release.append((waiters(lock_server, key), lock.held, lock.fence))
+            seen.append((sender, waiters(lock_server, key), lock.held, lock.fence, lock.key))
 
-    signals.lock_released.connect(look)
-    sent = locked(app).delay(key)
-    signals.lock_released.disconnect(look)
+    task = locked(app)
+    for signal in (signals.lock_acquired, signals.lock_released):
+        signal.connect(look)
+    sent = task.delay(key)
+    for signal in (signals.lock_acquired, signals.lock_released):
+        signal.disconnect(look)
 
     assert names(told) == ["lock_acquired", "lock_released"], "it did not wait"
     for _, arguments in told:
         assert arguments["request"].id == sent.id
         assert arguments["lock"].fence == sent.get()
-    assert at_release == [(None, False, sent.get())], "it is free by then, and its fence known"
+    held, free = (task, 0, True, sent.get(), key), (task, None, False, sent.get(), key)
+    assert seen == [held, free], "it is free by then, and its fence known"
 
 
 def test_waiting(app: Celery, told: Any, on_waiting: Any, held: DistributedLock, key: str) -> None:

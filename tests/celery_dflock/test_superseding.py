@@ -8,7 +8,7 @@ import random
 import time
 
 import pytest
-from celery import Celery, Task, chord, group, states
+from celery import Celery, chord, group, states
 from celery.exceptions import ChordError, ImproperlyConfigured, TaskRevokedError
 from celery.result import AsyncResult, allow_join_result
 
@@ -223,35 +223,32 @@ def arrive(cluster: Cluster, key: str, never: str, number: int) -> None:
 # What is refused, and what is small.
 
 
+PAIR = "lock_conflict is .*, newest, or a pair: 'supersede' or 'newest', and 'requeue' or"
+
+
+@pytest.mark.parametrize("word", ["supersede", "newest"])
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"lock_limit": 2}, "lock_limit is 2: give 1, since lock_conflict is 'supersede'"),
+        ({"lock_limit": 2}, "lock_limit is 2: give 1, since lock_conflict is '{word}'"),
         ({"lock_key": ["a:{x}", "b:{x}"]}, "lock_key is .*: give one key, since lock_conflict is"),
-        ({"lock_group": "of:{x}"}, "lock_group is 'of:{x}': give None, since lock_conflict is"),
-        (
-            {"lock_conflict": ("supersede", "wait")},
-            "lock_conflict is .*, newest, or a pair: 'supersede' or 'newest', and 'requeue' or",
-        ),
-        (
-            {"lock_conflict": ("skip", "fail")},
-            "lock_conflict is .*, newest, or a pair: 'supersede' or 'newest', and 'requeue' or",
-        ),
+        ({"lock_group": "of:{x}"}, "lock_group is 'of:{{x}}': give None, since lock_conflict is"),
+        ({"lock_conflict": ("supersede", "wait")}, PAIR),
+        ({"lock_conflict": ("newest", "wait")}, PAIR),
+        ({"lock_conflict": ("skip", "fail")}, PAIR),
         ({"lock_conflict": "superseed"}, "did you mean supersede"),
+        ({"lock_conflict": "newst"}, "did you mean newest"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, object], match: str) -> None:
+def test_what_cannot_be_meant_is_refused(word: str, options: dict[str, object], match: str) -> None:
     def body(x: int) -> None: ...
 
-    given = {"lock_conflict": "supersede", **options}
     with contextlib.closing(Celery("refused", set_as_current=False)) as app:
-        refused = app.task(base=LockedTask, shared=False, **given)(body)
-        check(refused, match)
-
-
-def check(refused: Task, match: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match=match):
-        _ = refused.name  # it is bound when it is first looked at
+        refused = app.task(base=LockedTask, shared=False, **{"lock_conflict": word, **options})(
+            body
+        )
+        with pytest.raises(ImproperlyConfigured, match=match.format(word=word)):
+            _ = refused.name  # it is bound when it is first looked at
 
 
 def test_a_function_that_gives_several_keys_is_refused_when_it_runs(cluster: Cluster) -> None:

@@ -26,8 +26,7 @@ REDELIVERED = {"delivery_info": {"redelivered": True}}
 @pytest.fixture(scope="module")
 def impatient(cluster: Cluster) -> Iterator[Worker]:
     """A worker whose broker delivers again what has not been acknowledged in half a second."""
-    with cluster.worker("impatient", env={jobs.VISIBILITY: "0.5"}) as worker:
-        worker.wait_ready()
+    with cluster.ready("impatient", env={jobs.VISIBILITY: "0.5"}) as worker:
         yield worker
 
 

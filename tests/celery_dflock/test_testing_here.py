@@ -10,12 +10,7 @@ from celery import Celery
 
 from celery_dflock import current_lock, dflock
 from celery_dflock.config import settings
-from celery_dflock.testing import (
-    ConfigureApp,
-    DflockdServer,
-    assert_locked,
-    assert_not_locked,
-)
+from celery_dflock.testing import ConfigureApp, DflockdServer, assert_locked, assert_not_locked
 from tests.celery_dflock.test_eager import locked
 
 

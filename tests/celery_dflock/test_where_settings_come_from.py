@@ -9,9 +9,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_dflock import (
-    current_lock,
-)
+from celery_dflock import current_lock
 from celery_dflock.config import settings
 from examples.demo.stage import LockServer
 from tests.celery_dflock.test_eager import locked

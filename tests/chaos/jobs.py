@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import (
-    task_failure,
-    task_postrun,
-    task_prerun,
-    task_received,
-    task_success,
-)
+from celery.signals import task_failure, task_postrun, task_prerun, task_received, task_success
 
 from celery_dflock import LockedTask, LockLostError, current_lock
 from celery_dflock.signals import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from dflockd.client import connection
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, Time, client_named
-from tests.dflockd.proxy import Proxy
+from tests.dflockd.proxy import Proxy, Through
 from tests.dflockd.raw_server import ServerProcess, StartServer
 
 
@@ -102,7 +102,7 @@ def acquires() -> Iterator[PendingAcquires]:
 
 
 @pytest.fixture
-def through() -> Iterator[Callable[[ServerProcess], Proxy]]:
+def through() -> Iterator[Through]:
     """Put a proxy in front of a server."""
     proxies: list[Proxy] = []
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.dflockd.raw_server import PATIENCE
+from tests.dflockd.raw_server import PATIENCE, ServerProcess
 
 
 class Proxy:
@@ -158,3 +158,6 @@ _ATTACH_FILTER = 26
 _DROP_ALL_CODE = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 _DROP_ALL = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL_CODE))
 """A program of one instruction, which keeps no byte of what comes to a socket."""
+
+Through = Callable[[ServerProcess], Proxy]
+"""A function that starts a proxy in front of a server."""

@@ -228,10 +228,7 @@ class ScriptedCluster:
         return "cluster://" + ",".join(map(str, self.servers))
 
     def report(
-        self,
-        owner: int | None,
-        epoch: int,
-        servers: Iterable[ScriptedServer] | None = None,
+        self, owner: int | None, epoch: int, servers: Iterable[ScriptedServer] | None = None
     ) -> Answer:
         """What `shards` is answered where one server has all shards."""
         listed = list(self.servers if servers is None else servers)

@@ -14,7 +14,6 @@ from datetime import datetime
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psutil
@@ -100,12 +99,7 @@ class Fleet:
             self._running = starting.pop_all()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running.close()
 
     def wait_ready(self, beat: Beat) -> None:

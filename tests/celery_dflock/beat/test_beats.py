@@ -23,12 +23,7 @@ from click.testing import CliRunner
 from celery_dflock.cli import dflock
 from dflockd import admin
 from examples.demo.stage import LockServer
-from tests.celery_dflock.beat.fleet import (
-    LEADS,
-    Beat,
-    Fleet,
-    assert_never_early,
-)
+from tests.celery_dflock.beat.fleet import LEADS, Beat, Fleet, assert_never_early
 from tests.dflockd.proxy import Proxy
 
 LONG = 600

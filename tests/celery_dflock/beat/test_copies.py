@@ -19,8 +19,7 @@ from tests.celery_dflock.processes import PATIENCE, Cluster
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster) -> Iterator[Worker]:
-    with cluster.worker("copies") as worker:
-        worker.wait_ready()
+    with cluster.ready("copies") as worker:
         yield worker
 
 

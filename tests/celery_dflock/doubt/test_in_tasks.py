@@ -13,11 +13,7 @@ from celery import Task
 from celery_dflock import LockLostError
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.doubt.support import (
-    LONG,
-    forgets,
-    remembers,
-)
+from tests.celery_dflock.doubt.support import LONG, forgets, remembers
 from tests.celery_dflock.processes import PATIENCE, Cluster
 
 
@@ -26,8 +22,7 @@ def worker(
     cluster: Cluster, server: LockServer, request: pytest.FixtureRequest
 ) -> Iterator[Worker]:
     name = f"{server.name}-{request.param}"
-    with cluster.worker(name, pool=request.param, servers=server.address) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, pool=request.param, servers=server.address) as worker:
         yield worker
 
 
@@ -126,11 +121,7 @@ def test_a_body_that_ends_in_doubt(
 
 @remembers
 def test_what_is_sent_on_in_doubt_is_still_the_only_one(
-    cluster: Cluster,
-    server: LockServer,
-    worker: Worker,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of `lock_unique` goes to the retry, after the end of the doubt."""
     monkeypatch.setenv("DFLOCK_SERVERS", server.address)

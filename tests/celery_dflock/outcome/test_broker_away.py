@@ -38,8 +38,7 @@ def broker(tmp_path: Path) -> Iterator[LastingRedis]:
 @pytest.fixture
 def worker(cluster: Cluster, broker: LastingRedis) -> Iterator[CheckedWorker]:
     env = {jobs.BROKER: broker.url, jobs.VISIBILITY: VISIBILITY}
-    with cluster.worker(f"away-{next(_numbers)}", env=env) as worker:
-        worker.wait_ready()
+    with cluster.ready(f"away-{next(_numbers)}", env=env) as worker:
         yield worker
 
 

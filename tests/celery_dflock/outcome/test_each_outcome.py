@@ -17,13 +17,7 @@ from celery.exceptions import Ignore, Retry
 from kombu.message import Message
 from kombu.utils.uuid import uuid
 
-from celery_dflock import (
-    LockedTask,
-    LockNotAcquiredError,
-    LockUnavailableError,
-    Skipped,
-    signals,
-)
+from celery_dflock import LockedTask, LockNotAcquiredError, LockUnavailableError, Skipped, signals
 from celery_dflock.outcome import redelivery, requeue
 from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN

@@ -139,8 +139,7 @@ def test_process_killed(cluster: Cluster, key: str) -> None:
 
 
 def test_worker_killed(cluster: Cluster, key: str) -> None:
-    with cluster.worker("doomed", concurrency=1) as doomed:
-        doomed.wait_ready()
+    with cluster.ready("doomed", concurrency=1) as doomed:
         sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, queue="doomed")
         start = cluster.wait_event("start", sent)
         following = cluster.send(jobs.patient, key)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from celery import Celery
@@ -19,6 +16,7 @@ from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.pace import Pace
+from tests.stopping import stopped
 
 TOO_LONG = 8.0
 """Seconds beyond those that were given; it was ten and more, and is two."""
@@ -32,18 +30,8 @@ def server(cluster: Cluster) -> Iterator[LockServer]:
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster, server: LockServer) -> Iterator[Worker]:
-    with cluster.worker("hung", servers=server.address, concurrency=3) as worker:
-        worker.wait_ready()
+    with cluster.ready("hung", servers=server.address, concurrency=3) as worker:
         yield worker
-
-
-@contextmanager
-def hanging(server: LockServer) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 WAITING = ("slot", "consumer")
@@ -65,7 +53,7 @@ def assert_run_and_not_skipped(cluster: Cluster, each: AsyncResult) -> None:
 def test_requeued_and_not_skipped(
     cluster: Cluster, worker: Worker, server: LockServer, key: str
 ) -> None:
-    with hanging(server):
+    with stopped(server):
         sent = [
             send(cluster, worker, f"{key}:{where}:{timeout}", where, timeout)
             for where, timeout in itertools.product(WAITING, (0, 0.4, 1))
@@ -85,7 +73,7 @@ def test_it_hangs_while_a_task_waits(
     sent = [send(cluster, worker, each, where, 2) for where, each in keys.items()]
     for each in keys.values():
         cluster.wait_waiters(each, 1, server)
-    with hanging(server):
+    with stopped(server):
         for each in sent:
             cluster.wait_event("requeued", each)
     for holder in holders:
@@ -115,7 +103,7 @@ def test_outside_of_tasks(cluster: Cluster, server: LockServer, key: str) -> Non
     uses = (blocking, lambda timeout: asyncio.run(on_a_loop(timeout)))
     cases = list(itertools.product(uses, (0, 1, 1.4)))
     blocking(PATIENCE)  # a connection is there from now on
-    with hanging(server), ThreadPoolExecutor(len(cases)) as side_by_side:
+    with stopped(server), ThreadPoolExecutor(len(cases)) as side_by_side:
         longer = list(side_by_side.map(lambda case: hangs(*case), cases))
     assert max(longer) < TOO_LONG
     # What it grants when it goes on, it grants to connections that have ended.

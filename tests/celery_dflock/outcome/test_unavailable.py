@@ -44,8 +44,7 @@ def new_worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
 @contextlib.contextmanager
 def worker_of_both(cluster: Cluster, second_server: LockServer, name: str) -> Iterator[Worker]:
     servers = f"{cluster.lock_server.address},{second_server.address}"
-    with cluster.worker(name, servers=servers) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, servers=servers) as worker:
         yield worker
 
 

@@ -21,8 +21,7 @@ def test_one_message_stays_one(cluster: Cluster, key: str) -> None:
         jobs.parked_again: LONG_PAUSE,
         jobs.parked: {},
     }
-    with cluster.worker("impatient-broker", env={jobs.VISIBILITY: str(VISIBILITY)}) as worker:
-        worker.wait_ready()
+    with cluster.ready("impatient-broker", env={jobs.VISIBILITY: str(VISIBILITY)}) as worker:
         with cluster.lock(key):
             sent = {
                 task: cluster.send(task, key, queue=worker.name, headers={"dflock": headers[task]})

@@ -21,14 +21,7 @@ from examples.demo.stage import ROOT
 from tests import forkserver
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
-from tests.celery_dflock.unique.support import (
-    Parked,
-    locks_of,
-    marks,
-    own_app,
-    own_task,
-    wait_over,
-)
+from tests.celery_dflock.unique.support import Parked, locks_of, marks, own_app, own_task, wait_over
 
 pytestmark = pytest.mark.usefixtures("workers")
 

@@ -23,14 +23,7 @@ from dflockd import admin
 from examples.demo.stage import ROOT, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of
-from tests.celery_dflock.unique.support import (
-    Parked,
-    hold,
-    locks_of,
-    own_app,
-    own_task,
-    wait_over,
-)
+from tests.celery_dflock.unique.support import Parked, hold, locks_of, own_app, own_task, wait_over
 
 pytestmark = pytest.mark.usefixtures("workers")
 

@@ -26,8 +26,7 @@ def app_of(*servers: str, **conf: object) -> Celery:
 
 def test_the_banner_of_a_worker_has_a_line_for_each_server(cluster: Cluster) -> None:
     there, away = cluster.lock_server.address, f"127.0.0.1:{free_port()}"
-    with cluster.worker("bannered", servers=f"{there},{away}") as worker:
-        worker.wait_ready()
+    with cluster.ready("bannered", servers=f"{there},{away}") as worker:
         lines = worker.log_text().splitlines()
     at = lines.index("[lock servers]")
     assert re.fullmatch(

@@ -202,8 +202,7 @@ def test_due_tasks_take_their_turns_with_ordinary_ones(
 def test_due_tasks_take_their_turns_with_ordinary_ones_in_threads(
     cluster: Cluster, key: str
 ) -> None:
-    with cluster.worker("saturated", pool="threads") as worker:
-        worker.wait_ready()
+    with cluster.ready("saturated", pool="threads") as worker:
         assert_take_turns(cluster, worker, key)
 
 
@@ -339,8 +338,7 @@ def test_chords_and_chains(cluster: Cluster, worker: Worker, key: str, rounds: i
 
 def test_an_app_can_ask_for_it_and_bound_it(cluster: Cluster, key: str) -> None:
     env = {jobs.WAIT: "consumer", jobs.MAX_WAITING: "3"}
-    with cluster.worker("bounded", env=env) as worker, cluster.lock(key):
-        worker.wait_ready()
+    with cluster.ready("bounded", env=env) as worker, cluster.lock(key):
         for _ in range(10):
             cluster.send(jobs.patient, key, queue=worker.name)
         cluster.wait_waiters(key, SLOTS + 3)
@@ -357,8 +355,7 @@ def test_an_app_can_ask_for_it_and_bound_it(cluster: Cluster, key: str) -> None:
 )
 def test_other_pools(cluster: Cluster, key: str, pool: str) -> None:
     name = f"parking-{pool}"
-    with cluster.worker(name, pool=pool) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, pool=pool):
         with cluster.lock(key):
             sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(5)]
             cluster.wait_waiters(key, 5)

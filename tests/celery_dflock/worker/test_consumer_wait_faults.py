@@ -29,6 +29,7 @@ from tests.celery_dflock.worker.waiting import (
     wait_started,
 )
 from tests.pace import Pace
+from tests.stopping import stopped
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,7 @@ def server(cluster: Cluster) -> Iterator[LockServer]:
 
 def test_a_worker_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
     """A task that is due counts as work for the autoscaler, and has the first new process."""
-    with cluster.worker("growing", args=("--autoscale", "3,1")) as worker:
-        worker.wait_ready()
+    with cluster.ready("growing", args=("--autoscale", "3,1")) as worker:
         busy = cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
         wait_started(cluster, f"{key}-busy", 1)
         sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(3)]
@@ -51,8 +51,7 @@ def test_a_worker_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
 
 
 def test_processes_that_die_and_are_replaced(cluster: Cluster, key: str) -> None:
-    with cluster.worker("dying", args=("--max-tasks-per-child", "1")) as worker:
-        worker.wait_ready()
+    with cluster.ready("dying", args=("--max-tasks-per-child", "1")) as worker:
         with cluster.lock(key):
             sent = []
             for number in range(1, 6):
@@ -71,8 +70,7 @@ def test_processes_that_die_and_are_replaced(cluster: Cluster, key: str) -> None
 def test_descriptors_used_up(cluster: Cluster, key: str) -> None:
     """More wait than the worker may have files open: nobody is stuck or lost."""
     number = 120
-    with cluster.worker("few-files", files=90) as worker:
-        worker.wait_ready()
+    with cluster.ready("few-files", files=90) as worker:
         with cluster.lock(key):
             sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(number)]
             cluster.wait(
@@ -87,8 +85,7 @@ def test_descriptors_used_up(cluster: Cluster, key: str) -> None:
 def test_a_slow_receiver_costs_nobody_his_lock(cluster: Cluster, key: str) -> None:
     """The thread that knows of the wait renews the locks of all tasks of the process."""
     slow, env = 2.0, {jobs.SLOW: "2.0"}
-    with cluster.worker("slow-receiver", pool="threads", env=env) as worker:
-        worker.wait_ready()
+    with cluster.ready("slow-receiver", pool="threads", env=env) as worker:
         other = f"{key}-short"
         with cluster.lock(key):
             sent = cluster.send(jobs.parked, key, queue=worker.name)
@@ -147,8 +144,7 @@ def test_a_worker_that_ends(cluster: Cluster, key: str, how: signal.Signals) -> 
     """
     queue = f"ending-{how.name}".lower()
     held = cluster.lock(key)
-    with cluster.worker(queue) as worker, held:
-        worker.wait_ready()
+    with cluster.ready(queue) as worker, held:
         sent = [cluster.send(jobs.parked, key, queue=queue) for _ in range(6)]
         cluster.wait_waiters(key, 6)
         os.kill(worker.pid, how)
@@ -170,8 +166,7 @@ def test_a_broker_connection_that_breaks(cluster: Cluster, key: str, tmp_path: P
     held = cluster.lock(key)
     with Redis(tmp_path, name="frail") as frail, Celery(broker=frail.url) as sender:
         env = {jobs.BROKER: frail.url}
-        with cluster.worker("cut-off", env=env) as worker, held:
-            worker.wait_ready()
+        with cluster.ready("cut-off", env=env), held:
             sent = [
                 sender.send_task("parked", kwargs={"key": key}, queue="cut-off") for _ in range(4)
             ]
@@ -192,16 +187,12 @@ def test_a_broker_connection_that_breaks(cluster: Cluster, key: str, tmp_path: P
 def test_a_worker_that_is_stopped_queues_again(cluster: Cluster, key: str) -> None:
     """Its turn passes, and somebody else has the lock when it goes on."""
     held, other = cluster.lock(key), cluster.lock(key, timeout=PATIENCE)
-    with cluster.worker("stopped") as worker, held:
-        worker.wait_ready()
+    with cluster.ready("stopped") as worker, held:
         sent = cluster.send(jobs.parked_lease, key, queue="stopped")
         cluster.wait_waiters(key, 1)
-        os.kill(worker.pid, signal.SIGSTOP)
-        try:
+        with stopped(worker):
             held.release()
             assert other.acquire()
-        finally:
-            os.kill(worker.pid, signal.SIGCONT)
         cluster.wait_waiters(key, 1)
         assert not started(cluster, key)
         other.release()
@@ -214,8 +205,7 @@ def test_who_is_passed_on_its_way_goes_back_and_that_is_no_conflict(
 ) -> None:
     """Its process takes longer than its turn lasts, and somebody else has the lock by then."""
     held, other = cluster.lock(key), cluster.lock(key, timeout=PATIENCE)
-    with cluster.worker("passed", concurrency=1) as worker, held:
-        worker.wait_ready()
+    with cluster.ready("passed", concurrency=1) as worker, held:
         first = cluster.send(jobs.plain, f"{key}-first", queue="passed")
         pid = cluster.wait_event("end", first)["pid"]
         inspect = jobs.app.control.inspect([node_of(worker)], timeout=PATIENCE, limit=1)
@@ -247,8 +237,7 @@ def test_a_lock_server_that_ends(
     """Restarted, it is waited at again in the order of before. Else the tasks are sent again."""
     held = cluster.lock(key, server)
     name = f"restarting-{away}".lower()
-    with cluster.worker(name, servers=server.address) as worker, held:
-        worker.wait_ready()
+    with cluster.ready(name, servers=server.address), held:
         sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(5)]
         cluster.wait_waiters(key, 5, server)
         server.kill()

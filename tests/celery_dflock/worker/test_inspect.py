@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from tests import forkserver
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.pace import Pace
+from tests.stopping import stopped
 
 Row = dict[str, Any]
 
@@ -37,8 +36,7 @@ def second_server(cluster: Cluster) -> Iterator[LockServer]:
 @pytest.fixture(scope="module", autouse=True)
 def worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
     servers = f"{cluster.lock_server.address},{second_server.address}"
-    with cluster.worker("inspected", servers=servers, concurrency=4) as worker:
-        worker.wait_ready()
+    with cluster.ready("inspected", servers=servers, concurrency=4) as worker:
         yield worker
 
 
@@ -150,12 +148,8 @@ def test_a_server_that_does_not_answer(
     sent = [send(cluster, jobs.patient, key_on(index, key), gate) for index in (0, 1)]
     for each in sent:
         cluster.wait_event("start", each)
-    os.kill(second_server.pid, signal.SIGSTOP)
-    try:
-        with Pace() as pace:
-            rows = ask()
-    finally:
-        os.kill(second_server.pid, signal.SIGCONT)
+    with stopped(second_server), Pace() as pace:
+        rows = ask()
 
     [held] = [row for row in rows if "error" not in row]
     assert held["id"] == sent[0].id

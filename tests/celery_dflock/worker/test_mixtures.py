@@ -70,9 +70,7 @@ def cases() -> Iterator[object]:
 
 @pytest.fixture
 def start(
-    tmp_path: Path,
-    redis_url: str,
-    lock_server: LockServer,
+    tmp_path: Path, redis_url: str, lock_server: LockServer
 ) -> Iterator[Callable[[str, int, int], list[Worker]]]:
     """Start workers that serve the queue of this test alone."""
     record = str(tmp_path / "record.jsonl")

@@ -18,8 +18,7 @@ from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.worker import standing
 from tests.celery_dflock.worker.waiting import ids, present, started
-from tests.dflockd.cluster.stage import ClusterStage, FewShards
-from tests.dflockd.shards.etcd_process import Etcd
+from tests.dflockd.cluster.stage import ClusterStage, settled
 from tests.effort import more
 from tests.pace import Pace
 
@@ -30,12 +29,7 @@ SOON = 5.0
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("moved-turns")
-    times = {"serving_lease": 2, "max_lease": jobs.LONG}
-    with (
-        Etcd(directory) as etcd,
-        ClusterStage(directory, etcd, number=2, kind=FewShards, **times) as stage,
-    ):
-        stage.wait_settled()
+    with settled(directory, number=2, lease=jobs.LONG) as stage:
         yield stage
         close_idle_connections()
 

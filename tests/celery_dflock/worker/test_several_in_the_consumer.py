@@ -18,6 +18,7 @@ from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.bodies import SHORT
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of
+from tests.stopping import stopped
 
 POOLS = ["prefork", "threads", pytest.param("gevent", marks=pytest.mark.soak)]
 
@@ -74,30 +75,24 @@ def test_its_process_has_them_all(cluster: Cluster, alone: Worker, key: str, nev
     """They are adopted: free as soon as that process dies, without the worker's doing anything."""
     sent = cluster.send(jobs.parked_pair, key, gate=never, queue=alone.name)
     start = cluster.wait_event("start", sent)
-    os.kill(alone.pid, signal.SIGSTOP)
-    try:
+    with stopped(alone):
         for name in ("a", "b"):
             assert not cluster.lock(f"{key}:{name}").acquire()
         os.kill(start["pid"], signal.SIGKILL)
         for name in ("a", "b"):
             cluster.wait_free(f"{key}:{name}")
-    finally:
-        os.kill(alone.pid, signal.SIGCONT)
 
 
 def test_its_process_renews_them_all(cluster: Cluster, alone: Worker, key: str, gate: Path) -> None:
     sent = cluster.send(jobs.parked_pair_lease, key, gate=str(gate), queue=alone.name)
     cluster.wait_event("start", sent)
-    os.kill(alone.pid, signal.SIGSTOP)
-    try:
+    with stopped(alone):
         for name in ("a", "b"):
             lock = cluster.lock(f"{key}:{name}")
             for _ in range(3):  # which takes longer than the lease
                 wait_renewed(cluster, lock)
         gate.touch()
         assert cluster.wait_event("end", sent)["held"] is True
-    finally:
-        os.kill(alone.pid, signal.SIGCONT)
     assert sent.get(timeout=PATIENCE) == sent.id
 
 

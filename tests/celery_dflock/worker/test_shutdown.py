@@ -60,8 +60,7 @@ def test_waiters_move_on_and_that_is_no_conflict(
     """None of their attempts and of their time is used up."""
     leaving = f"leaving-{pool}"
     waiting = list(WAITING.values())[: 1 if pool == "solo" else None]
-    with cluster.worker(leaving, pool=pool, concurrency=len(waiting)) as worker:
-        worker.wait_ready()
+    with cluster.ready(leaving, pool=pool, concurrency=len(waiting)) as worker:
         with cluster.lock(key):
             sent = [
                 cluster.send(jobs.patient, key, queue=leaving, headers={"dflock": options})
@@ -124,8 +123,7 @@ def test_a_body_gets_its_inner_locks(cluster: Cluster, gate: Path, key: str, poo
     """Those that are free, and those that it has to wait for: of a locked task and of a plain one."""
     tasks = [jobs.patient, jobs.plain][: 1 if pool == "solo" else None]
     held = f"{key}:held"
-    with cluster.worker(f"inner-{pool}", pool=pool) as worker, cluster.lock(held) as lock:
-        worker.wait_ready()
+    with cluster.ready(f"inner-{pool}", pool=pool) as worker, cluster.lock(held) as lock:
         sent = [
             cluster.send(task, key, then="take more", gate=str(gate), queue=worker.name)
             for task in tasks

@@ -21,6 +21,7 @@ from tests.celery_dflock.worker.waiting import assert_in_order, ids, present, tu
 from tests.dflockd.proxy import Proxy
 from tests.effort import more
 from tests.pace import Pace
+from tests.stopping import stopped
 
 TURN = 2
 """Seconds after which others may go first."""
@@ -105,8 +106,7 @@ def test_a_server_that_stops_somewhere_at_a_turn(
     cluster: Cluster, server: LockServer, key: str, rounds: int
 ) -> None:
     """On whichever side of it: at once after the lock is free, and a little later."""
-    with cluster.worker(f"stops-about-{rounds}", servers=server.address) as worker:
-        worker.wait_ready()
+    with cluster.ready(f"stops-about-{rounds}", servers=server.address) as worker:
         for number in range(rounds):
             name = f"{key}-{number}"
             held = cluster.lock(name, server)
@@ -114,11 +114,8 @@ def test_a_server_that_stops_somewhere_at_a_turn(
             sent = [send(cluster, server, worker, name, jobs.parked_lease) for _ in range(4)]
             held.release()
             let_pass(cluster, number * 0.02 / rounds)
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
+            with stopped(server):
                 let_pass(cluster, 0.3)
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
             assert finish(cluster, server, name, sent) < SOON
 
 
@@ -130,8 +127,7 @@ def test_the_way_to_the_server_falls_silent_while_the_worker_asks(
     """Something between them says that all is well, or nobody is there. New connections work."""
     env = {} if again is None else {jobs.ASK_AGAIN: str(again)}
     name, servers = f"half-open-{way}-{again}".lower(), f"127.0.0.1:{proxy.port}"
-    with cluster.worker(name, servers=servers, env=env) as worker:
-        worker.wait_ready()
+    with cluster.ready(name, servers=servers, env=env) as worker:
         with cluster.lock(key, server):
             sent = [send(cluster, server, worker, key, jobs.parked) for _ in range(4)]
             if way == "there":
@@ -163,8 +159,7 @@ def test_an_answer_to_who_wants_a_position(
     nothing is said for much longer: then no server is available.
     """
     name = f"doubts-{how}-{10 * seconds:.0f}"
-    with cluster.worker(name, servers=f"127.0.0.1:{proxy.port}") as worker:
-        worker.wait_ready()
+    with cluster.ready(name, servers=f"127.0.0.1:{proxy.port}") as worker:
         first = cluster.send(jobs.parked, key, queue=worker.name)
         assert first.get(timeout=PATIENCE) == first.id  # it leaves a connection that is open
         held = cluster.lock(key, server, timeout=PATIENCE, ttl=jobs.LONG)

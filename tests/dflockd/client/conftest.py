@@ -12,10 +12,10 @@ import pytest
 
 from dflockd.client import conversation, operations, requester, routing
 from tests.collector import collector_off
-from tests.dflockd.client.families import Family
+from tests.dflockd.client.families import Family, StartFamily
 from tests.dflockd.client.loops import LoopThread, NewLoop
 from tests.dflockd.client_support import Client, Face, client_named, face_named
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.raw_server import ServerProcess, StartServer
 from tests.dflockd.scripted_server import ScriptedServer
 
 
@@ -50,7 +50,7 @@ def scripted() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def hung(start: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
+def hung(start: StartServer) -> Iterator[ServerProcess]:
     """A server that is about to hang, and goes on with the end of the test."""
     server = start()
     assert server.port
@@ -88,7 +88,7 @@ def start_loop(new_loop: NewLoop) -> Iterator[Callable[..., LoopThread]]:
 
 
 @pytest.fixture
-def families() -> Iterator[Callable[..., Family]]:
+def families() -> Iterator[StartFamily]:
     """Start families; they end with the test."""
     begun: list[Family] = []
 

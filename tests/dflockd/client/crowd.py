@@ -29,10 +29,7 @@ class Crowd:
         return DistributedLock(key, PATIENCE, 10, [self.server.address], **options)
 
     def join(
-        self,
-        lock: DistributedLock,
-        timeout: float | None = PATIENCE,
-        **options: Any,
+        self, lock: DistributedLock, timeout: float | None = PATIENCE, **options: Any
     ) -> PendingAcquire:
         number = len(self.everybody)
         acquire = self.pending.join(

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from dflockd import client as async_client
-from tests.dflockd.client_support import until
+from tests.dflockd.client_support import Calls, Client, is_free, until
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
@@ -28,6 +28,26 @@ def sever(proxy: Proxy) -> None:
 async def in_doubt(lock: Any) -> None:
     await until(lambda: not lock.held)
     assert lock.state == "doubtful"
+
+
+class Doubt:
+    """A lock behind a proxy, of which nobody knows whether it is held once it has begun."""
+
+    def __init__(self, client: Client, server: ServerProcess, proxy: Proxy, key: str) -> None:
+        self._server, self._key = server, key
+        self.proxy = proxy
+        self.lost = Calls()
+        self.lock = client.lock(key, proxy, lease_ttl_s=LEASE, on_lost=self.lost)
+
+    async def begin(self) -> Any:
+        await self.lock.acquire()
+        await stays_quiet()
+        sever(self.proxy)
+        await in_doubt(self.lock)
+        return self.lock
+
+    def is_free(self) -> bool:
+        return is_free(self._server, self._key)
 
 
 async def evict(lock: Any, server: ServerProcess) -> None:

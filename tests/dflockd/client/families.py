@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from tests import forkserver
 from tests.dflockd.client_support import command
 from tests.dflockd.raw_server import PATIENCE
 
+needs_forks = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
+    pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="there is no /proc here"),
+]
 faces = pytest.mark.parametrize("face", ["sync", "asyncio", "uvloop"])
 
 
@@ -71,6 +76,9 @@ class Family:
                 stream.close()
 
 
+StartFamily = Callable[..., Family]
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; its children are no children of this one."""
     try:
@@ -94,4 +102,14 @@ def fork():
 
 def say(line):
     os.write(1, f"{line}\\n".encode())
+
+def run(face, blocking, main):
+    if face == "sync":
+        blocking()
+    elif face == "asyncio":
+        import asyncio
+        asyncio.run(main())
+    else:
+        import uvloop
+        uvloop.run(main())
 """

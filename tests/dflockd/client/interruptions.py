@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 
 from dflockd import sync_client
@@ -107,12 +107,7 @@ class Interrupted:
         self._handler = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._handler)
 
     def call(self, function: Callable[[], object]) -> Interrupt | None:

@@ -39,6 +39,13 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE)
 
+    def goes(self, how: str) -> None:
+        """Have it go on, stand, or be closed."""
+        if how == "stands":
+            self.stop()
+        elif how == "closed":
+            self.close()
+
     def close(self) -> None:
         if self._thread.is_alive():
             self.stop()

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflockd.client.operations import (
-    Exchange,
-    Operation,
-    Target,
-    TimedReply,
-)
+from dflockd.client.operations import Exchange, Operation, Target, TimedReply
 from dflockd.wire import Space
 
 LOCK = Target(Space.LOCK, b"key", 1, None, "host:6388")

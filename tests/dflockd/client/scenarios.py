@@ -28,11 +28,7 @@ if __name__ == "__main__":
         eventlet.monkey_patch()
 
 from dflockd import client, errors, sync_client
-from tests.dflockd.client.scenario_table import (
-    PATIENCE,
-    TABLE,
-    Scenario,
-)
+from tests.dflockd.client.scenario_table import PATIENCE, TABLE, Scenario
 from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
 
 

@@ -12,11 +12,7 @@ import pytest
 
 from dflockd import client, errors, sync_client
 from dflockd.client import connection, process
-from tests.dflockd.client_support import (
-    is_free,
-    stats,
-    waiters,
-)
+from tests.dflockd.client_support import is_free, stats, waiters
 from tests.dflockd.raw_server import ServerProcess, granted
 
 

@@ -23,15 +23,7 @@ from dflockd.client.connection import Connection, Route
 from dflockd.client.flow import Pause
 from dflockd.client.lease import Lease
 from dflockd.client.session import TRANSITIONS, LockSession
-from dflockd.wire import (
-    Acquire,
-    Enqueue,
-    Moved,
-    Release,
-    Renew,
-    RequestReader,
-    Wait,
-)
+from dflockd.wire import Acquire, Enqueue, Moved, Release, Renew, RequestReader, Wait
 from tests.collector import collector_off
 from tests.dflockd.client.homes import Home, Task, WatchedLease, WatchedSession, stages
 from tests.dflockd.client.service import NUM_SHARDS, Service

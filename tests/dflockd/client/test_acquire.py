@@ -7,13 +7,7 @@ import asyncio
 import pytest
 
 from dflockd import errors
-from tests.dflockd.client_support import (
-    Client,
-    is_free,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Client, is_free, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 from tests.pace import Pace
 
@@ -66,6 +60,7 @@ async def test_with_gives_back_when_the_body_fails(
 
 async def test_acquire_and_release(client: Client, server: ServerProcess, key: str) -> None:
     lock = client.lock(key, server)
+    assert await lock.release() is False
     assert await lock.acquire() is True
     assert not is_free(server, key)
     assert await lock.release() is True
@@ -75,17 +70,14 @@ async def test_acquire_and_release(client: Client, server: ServerProcess, key: s
     assert await lock.release() is True
 
 
-async def test_release_without_acquire(client: Client, server: ServerProcess, key: str) -> None:
-    assert await client.lock(key, server).release() is False
-
-
 async def test_not_reentrant(client: Client, server: ServerProcess, key: str) -> None:
     async with client.lock(key, server) as lock:
+        token, fence = lock.token, lock.fence
         for again in (lock.acquire, lock.enqueue, lock.__aenter__):
             with pytest.raises(errors.AlreadyHeldError, match=key) as caught:
                 await again()
             assert caught.value.key == key
-            assert lock.held
+            assert (lock.held, lock.token, lock.fence) == (True, token, fence)
             assert not is_free(server, key), "the attempt must not end the first hold"
     assert is_free(server, key)
 
@@ -134,24 +126,16 @@ async def test_with_raises_when_not_granted_in_time(
         assert caught.value.server == f"127.0.0.1:{server.port}"
 
 
-async def test_no_timeout_waits(client: Client, server: ServerProcess, key: str) -> None:
+@pytest.mark.parametrize("timeout", [None, 90 * 86400])
+async def test_a_long_timeout_waits(
+    client: Client, server: ServerProcess, key: str, timeout: float | None
+) -> None:
     raw = server.connect()
     token = raw.lock(key)
-    lock = client.lock(key, server, acquire_timeout_s=None)
+    lock = client.lock(key, server, acquire_timeout_s=timeout)
     acquiring = asyncio.ensure_future(lock.acquire())
     await until(lambda: waiters(server, key) == 1)
     assert not acquiring.done()
-    raw.ask("r", key, token)
-    assert await soon(acquiring) is True
-    await lock.release()
-
-
-async def test_a_very_long_timeout_waits(client: Client, server: ServerProcess, key: str) -> None:
-    raw = server.connect()
-    token = raw.lock(key)
-    lock = client.lock(key, server, acquire_timeout_s=90 * 86400)
-    acquiring = asyncio.ensure_future(lock.acquire())
-    await until(lambda: waiters(server, key) == 1)
     raw.ask("r", key, token)
     assert await soon(acquiring) is True
     await lock.release()

@@ -14,13 +14,7 @@ import pytest
 
 from dflockd import client, errors, sync_client
 from tests.dflockd.client.scenes import FREED
-from tests.dflockd.client_support import (
-    Calls,
-    is_free,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Calls, is_free, soon, until, waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

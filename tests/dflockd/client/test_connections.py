@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dflockd import errors
-from tests.dflockd.client_support import (
-    Client,
-    but_slow_steps,
-    run_strictly,
-    stats,
-    until,
-)
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.client_support import Client, but_slow_steps, run_strictly, stats, until
+from tests.dflockd.raw_server import ServerProcess, StartServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 SECRET = "open-sesame-0123456789"
 
 
-async def test_connections_are_reused(client: Client, start: Callable[..., ServerProcess]) -> None:
+async def test_connections_are_reused(client: Client, start: StartServer) -> None:
     server = start()
     for number in range(50):
         async with client.lock(f"key-{number}", server):
@@ -48,9 +41,7 @@ async def test_a_connection_shows_the_label_of_the_lock_that_has_it(
             assert [holder["label"] for holder in report["holders"]] == [shown]
 
 
-async def test_a_timeout_costs_no_connection(
-    client: Client, start: Callable[..., ServerProcess]
-) -> None:
+async def test_a_timeout_costs_no_connection(client: Client, start: StartServer) -> None:
     server = start()
     async with client.lock("key", server):
         for _ in range(10):
@@ -58,9 +49,7 @@ async def test_a_timeout_costs_no_connection(
         assert stats(server)["connections"] == 2
 
 
-async def test_idle_connections_of_a_restarted_server(
-    client: Client, start: Callable[..., ServerProcess]
-) -> None:
+async def test_idle_connections_of_a_restarted_server(client: Client, start: StartServer) -> None:
     """They are replaced without a word, however many there are."""
     server = start()
     locks = [client.lock(f"key-{number}", server) for number in range(5)]
@@ -76,7 +65,7 @@ async def test_idle_connections_of_a_restarted_server(
 
 
 async def test_idle_connections_are_not_shared_between_credentials(
-    client: Client, start: Callable[..., ServerProcess]
+    client: Client, start: StartServer
 ) -> None:
     server = start("--auth-token", SECRET)
     async with client.lock("key", server, auth_token=SECRET):
@@ -89,7 +78,7 @@ async def test_idle_connections_are_not_shared_between_credentials(
 
 @pytest.mark.parametrize("who", [{}, {"label": "me"}, {"label": "me", "owner": ("run", 0)}])
 async def test_who_has_no_token_is_told_what_to_set(
-    client: Client, start: Callable[..., ServerProcess], who: dict[str, Any]
+    client: Client, start: StartServer, who: dict[str, Any]
 ) -> None:
     """Also if the server hangs up on what is said ahead of the request."""
     server = start("--auth-token", SECRET)

@@ -24,12 +24,8 @@ from dflockd.client import connection
 from dflockd.wire import Acquire, Auth, Enqueue, Granted, Hello, How, Renew, Status, Wait
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Client, soon
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-    ScriptedServer,
-    Silence,
-)
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
+from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer, Silence
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -106,7 +102,7 @@ soak = pytest.mark.soak  # for what others here cover by and large
 
 @pytest.mark.parametrize("timeout", [pytest.param(0, marks=soak), 1, pytest.param(2, marks=soak)])
 async def test_a_server_that_stands_still(
-    clients: list[Client], start: Callable[..., ServerProcess], timeout: float
+    clients: list[Client], start: StartServer, timeout: float
 ) -> None:
     """With idle connections to it and without, at the first word and at the token."""
     flags = {None: (), "secret": ("--auth-token", "secret")}
@@ -143,10 +139,7 @@ async def test_connecting_has_an_end_where_waiting_has_none(
 
 @pytest.mark.parametrize("secret", [None, "secret"])
 async def test_a_server_that_stands_still_has_the_time_for_the_lock_to_say_hello(
-    clients: list[Client],
-    start: Callable[..., ServerProcess],
-    monkeypatch: pytest.MonkeyPatch,
-    secret: str | None,
+    clients: list[Client], start: StartServer, monkeypatch: pytest.MonkeyPatch, secret: str | None
 ) -> None:
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.2)
     server = start(*(() if secret is None else ("--auth-token", secret)))

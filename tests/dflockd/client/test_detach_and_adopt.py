@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from dflockd import errors
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, is_free, renewed, soon, stats, until, waiters
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.raw_server import ServerProcess, StartServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -65,7 +64,7 @@ async def test_adopted_lock_is_the_adopters(
 
 
 async def test_adopted_lock_ends_with_its_new_connection(
-    client: Client, start: Callable[..., ServerProcess], key: str
+    client: Client, start: StartServer, key: str
 ) -> None:
     server = start()
     first, second = client.lock(key, server), client.lock(key, server)
@@ -137,7 +136,7 @@ async def test_detaching_what_is_not_held(client: Client, server: ServerProcess,
 
 
 async def test_detaching_what_somebody_has_adopted(
-    client: Client, start: Callable[..., ServerProcess], key: str
+    client: Client, start: StartServer, key: str
 ) -> None:
     server = start()
     first, second = client.lock(key, server), client.lock(key, server)
@@ -201,7 +200,7 @@ async def test_lease_that_the_server_refuses(
     await soon(_acquired(client.lock(key, server)))
 
 
-async def test_server_gone(client: Client, start: Callable[..., ServerProcess], key: str) -> None:
+async def test_server_gone(client: Client, start: StartServer, key: str) -> None:
     server = start()
     lock = client.lock(key, server)
     await lock.acquire()

@@ -6,16 +6,16 @@ Nobody may believe in a lock that the server has given to somebody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dflockd import clock, errors
-from tests.dflockd.client.doubts import LEASE, in_doubt, sever, stays_quiet
-from tests.dflockd.client_support import Calls, Client, Time, is_free, soon, until
-from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.client.doubts import LEASE, Doubt, in_doubt, sever, stays_quiet
+from tests.dflockd.client_support import Calls, Client, Time, soon, until
+from tests.dflockd.proxy import Through
+from tests.dflockd.raw_server import ServerProcess, StartServer
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -29,16 +29,17 @@ def patient_server() -> Iterator[ServerProcess]:
     server.end()
 
 
+@pytest.fixture
+def doubt(client: Client, patient_server: ServerProcess, through: Through, key: str) -> Doubt:
+    return Doubt(client, patient_server, through(patient_server), key)
+
+
 # The server has given it to somebody else.
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_two_do_not_hold_it(
-    client: Client,
-    server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-    how: str,
+    client: Client, server: ServerProcess, through: Through, key: str, how: str
 ) -> None:
     """The connection breaks and no other can be made: long before the lease ends it is not held."""
     proxy = through(server)
@@ -69,7 +70,7 @@ async def test_two_do_not_hold_it(
 
 
 async def test_certain_from_the_first_instant(
-    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+    client: Client, server: ServerProcess, through: Through, key: str
 ) -> None:
     """The connection ends before anybody watches it, and `check` does not wait for that."""
     proxy = through(server)
@@ -91,11 +92,7 @@ async def test_certain_from_the_first_instant(
 
 
 async def test_the_doubt_ends_with_the_lease(
-    client: Client,
-    server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-    clients_time: Time,
+    client: Client, server: ServerProcess, through: Through, key: str, clients_time: Time
 ) -> None:
     proxy = through(server)
     lost = Calls()
@@ -127,56 +124,40 @@ async def test_the_doubt_ends_with_the_lease(
     assert lock.state == "free"
 
 
-async def test_the_doubt_ends_well(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-) -> None:
-    proxy = through(patient_server)
-    lost = Calls()
-    lock = client.lock(key, proxy, lease_ttl_s=LEASE, on_lost=lost)
-    await lock.acquire()
+async def test_the_doubt_ends_well(doubt: Doubt) -> None:
+    lock = await doubt.begin()
     token, fence = lock.token, lock.fence
-    await stays_quiet()
-    sever(proxy)
-    await in_doubt(lock)
     checking = [asyncio.ensure_future(lock.check()) for _ in range(3)]
     done, _ = await asyncio.wait(checking, timeout=0.3)
     assert not done, "in doubt nobody can say"
     assert (lock.state, lock.token, lock.fence) == ("doubtful", token, fence)
-    proxy.pass_on()
+    doubt.proxy.pass_on()
     assert await soon(asyncio.gather(*checking)) == [None] * 3
     assert (lock.state, lock.held, lock.token, lock.fence) == ("held", True, token, fence)
-    assert not is_free(patient_server, key)
-    assert not lost.locks
+    assert not doubt.is_free()
+    assert not doubt.lost.locks
     assert await lock.release() is True
-    assert is_free(patient_server, key)
+    assert doubt.is_free()
 
 
 async def test_the_doubt_ends_in_a_refusal(
-    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+    client: Client, server: ServerProcess, through: Through, key: str
 ) -> None:
     """Long before the lease ends the server can be asked, and has it no more."""
-    proxy = through(server)
-    lost = Calls()
-    lock = client.lock(key, proxy, lease_ttl_s=LEASE, on_lost=lost)
-    await lock.acquire()
-    await stays_quiet()
-    sever(proxy)
-    await in_doubt(lock)
+    doubt = Doubt(client, server, through(server), key)
+    lock = await doubt.begin()
     checking = asyncio.ensure_future(lock.check())
     await asyncio.sleep(0.1)
-    proxy.pass_on()
+    doubt.proxy.pass_on()
     with pytest.raises(errors.LockLostError):
         await soon(checking)
-    await lost.first()
+    await doubt.lost.first()
     assert lock.state == "lost"
-    assert len(lost.locks) == 1
+    assert len(doubt.lost.locks) == 1
 
 
 async def test_a_server_with_a_memory_is_restarted(
-    client: Client, start: Callable[..., ServerProcess], tmp_path: Any, key: str
+    client: Client, start: StartServer, tmp_path: Any, key: str
 ) -> None:
     """Who asks `check` before and after does not notice."""
     flags = ("--state-dir", str(tmp_path))
@@ -196,117 +177,69 @@ async def test_a_server_with_a_memory_is_restarted(
     assert await lock.release() is True
 
 
-async def test_a_body_is_not_interrupted(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-) -> None:
-    proxy = through(patient_server)
-    lost = Calls()
-    async with client.lock(key, proxy, lease_ttl_s=LEASE, on_lost=lost) as lock:
+async def test_a_body_is_not_interrupted(doubt: Doubt) -> None:
+    async with doubt.lock as lock:
         await stays_quiet()
-        sever(proxy)
+        sever(doubt.proxy)
         await in_doubt(lock)
         await asyncio.sleep(0.2)
-        proxy.pass_on()
+        doubt.proxy.pass_on()
         await until(lambda: lock.held)
         assert await lock.check() is None
-    assert is_free(patient_server, key)
-    assert not lost.locks
+    assert doubt.is_free()
+    assert not doubt.lost.locks
 
 
 # What one can do meanwhile.
 
 
-async def test_released_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-) -> None:
+async def test_released_in_doubt(doubt: Doubt) -> None:
     """It ends in time, and the lock is given back once the server can be reached."""
-    proxy = through(patient_server)
-    lost = Calls()
-    lock = client.lock(key, proxy, lease_ttl_s=LEASE, on_lost=lost)
-    await lock.acquire()
-    await stays_quiet()
-    sever(proxy)
-    await in_doubt(lock)
+    lock = await doubt.begin()
     with Pace() as pace:
         await soon(lock.release())
     assert pace.seconds < 4
     assert (lock.state, lock.token) == ("free", None)
-    assert not is_free(patient_server, key)
-    proxy.pass_on()
-    await until(lambda: is_free(patient_server, key))
-    assert not lost.locks
+    assert not doubt.is_free()
+    doubt.proxy.pass_on()
+    await until(doubt.is_free)
+    assert not doubt.lost.locks
     assert await soon(lock.acquire()) is True
     assert await lock.release() is True
 
 
-async def test_renewed_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-) -> None:
-    proxy = through(patient_server)
-    lock = client.lock(key, proxy, lease_ttl_s=LEASE)
-    await lock.acquire()
-    await stays_quiet()
-    sever(proxy)
-    await in_doubt(lock)
+async def test_renewed_in_doubt(doubt: Doubt) -> None:
+    lock = await doubt.begin()
     renewing = asyncio.ensure_future(lock.renew(30))
     await asyncio.sleep(0.2)
-    proxy.pass_on()
+    doubt.proxy.pass_on()
     assert await soon(renewing) is True
     assert (lock.state, lock.held, lock.lease) == ("held", True, 30)
     assert await lock.release() is True
-    assert is_free(patient_server, key)
+    assert doubt.is_free()
 
 
-async def test_detached_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-) -> None:
-    proxy = through(patient_server)
-    lock = client.lock(key, proxy, lease_ttl_s=LEASE)
-    await lock.acquire()
+async def test_detached_in_doubt(doubt: Doubt) -> None:
+    lock = await doubt.begin()
     token = lock.token
-    await stays_quiet()
-    sever(proxy)
-    await in_doubt(lock)
     detaching = asyncio.ensure_future(lock.detach(60))
     await asyncio.sleep(0.2)
-    proxy.pass_on()
+    doubt.proxy.pass_on()
     assert await soon(detaching) == token
     assert (lock.state, lock.held) == ("free", False)
-    assert not is_free(patient_server, key)
+    assert not doubt.is_free()
     assert await lock.adopt(token) is True
     assert lock.state == "held"
     assert await lock.release() is True
 
 
-async def test_a_second_owner_is_refused_in_doubt(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    key: str,
-) -> None:
+async def test_a_second_owner_is_refused_in_doubt(doubt: Doubt) -> None:
     """It is not held, but it is not free either."""
-    proxy = through(patient_server)
-    lock = client.lock(key, proxy, lease_ttl_s=LEASE)
-    await lock.acquire()
-    await stays_quiet()
-    sever(proxy)
-    await until(lambda: not lock.held)
+    lock = await doubt.begin()
     for attempt in (lock.acquire, lock.enqueue, lock.__aenter__):
         with pytest.raises(errors.AlreadyHeldError):
             await soon(attempt())
     assert lock.state == "doubtful"
-    proxy.pass_on()
+    doubt.proxy.pass_on()
     await until(lambda: lock.held)
     assert await lock.release() is True

@@ -27,7 +27,7 @@ from tests.dflockd.client.loops import (
 )
 from tests.dflockd.client_support import Calls, is_free, renewed, wait_renewed
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess, eventually
+from tests.dflockd.raw_server import ServerProcess, StartServer, eventually
 from tests.pace import Pace
 
 pytestmark = [
@@ -113,17 +113,6 @@ def test_the_end_of_asyncio_run_beside_a_held_lock(
 # A loop that has no time.
 
 
-async def test_a_busy_loop_loses_no_lock(server: ServerProcess, key: str) -> None:
-    lost = Calls()
-    lock = lock_on(server, key, on_lost=lost)
-    async with lock:
-        await asyncio.to_thread(time.sleep, 0)
-        stays_held(lock, server)  # the loop stands still
-        assert lock.held
-    assert not lost.locks
-    assert is_free(server, key)
-
-
 def test_a_loop_that_runs_now_and_then(server: ServerProcess, new_loop: NewLoop, key: str) -> None:
     """As in a notebook, or beside the loop of a window system."""
     lock = lock_on(server, key)
@@ -150,10 +139,7 @@ def test_released_in_another_loop(
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
     time.sleep(held_for)
-    if first == "stands":
-        one.stop()
-    elif first == "closed":
-        one.close()
+    one.goes(first)
     assert lock.held
     with Pace() as pace:
         assert two.run(release(lock)) is True
@@ -169,10 +155,7 @@ def test_used_in_another_loop(
     lock = lock_on(server, key, lease_ttl_s=20)
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
-    if first == "stands":
-        one.stop()
-    elif first == "closed":
-        one.close()
+    one.goes(first)
 
     async def use() -> None:
         assert await lock.renew(10) is True
@@ -214,10 +197,7 @@ def test_a_place_of_another_loop(
         assert await lock.release() is True
 
     one.run(enqueue())
-    if first == "stands":
-        one.stop()
-    elif first == "closed":
-        one.close()
+    one.goes(first)
     two.run(wait())
     eventually(lambda: is_free(server, key))
 
@@ -256,9 +236,7 @@ def test_on_lost_without_its_loop(
     lock = lock_on(server, key, on_lost=on_lost)
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
-    one.stop()
-    if first == "closed":
-        one.close()
+    one.goes(first)
 
     async def evict() -> bool:
         return await lock_on(server, key).evict(lock.fence or 0)
@@ -275,7 +253,7 @@ def test_on_lost_without_its_loop(
 
 
 def test_on_lost_of_a_closed_loop_whose_server_ends(
-    start: Callable[..., ServerProcess], new_loop: NewLoop, key: str
+    start: StartServer, new_loop: NewLoop, key: str
 ) -> None:
     server = start()
     lost = Calls()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 import weakref
@@ -13,24 +14,16 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import sync_client
-from tests.dflockd.client_support import Calls, Script, is_free, until, waiters
+from tests.dflockd.client.loops import NewLoop
+from tests.dflockd.client_support import Calls, Script, is_free, stats, until, waiters
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess, eventually
+from tests.dflockd.raw_server import ServerProcess, StartServer, eventually
 
 pytestmark = [
     pytest.mark.usefixtures("no_idle_connections", "_refcounts_only"),
     # A connection on which nothing stands may be left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
-    if request.param == "uvloop":
-        made: Callable[[], asyncio.AbstractEventLoop]
-        made = pytest.importorskip("uvloop").new_event_loop
-        return made
-    return asyncio.new_event_loop
 
 
 def options(server: ServerProcess | Proxy) -> dict[str, Any]:
@@ -64,12 +57,7 @@ def in_thread(function: Callable[[], None]) -> None:
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("on_lost", [None, print])
 def test_in_another_thread_while_the_loop_sleeps(
-    server: ServerProcess,
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-    key: str,
-    debug: bool,
-    held_for: float,
-    on_lost: Any,
+    server: ServerProcess, new_loop: NewLoop, key: str, debug: bool, held_for: float, on_lost: Any
 ) -> None:
     """The loop has nothing to do and is told of nothing."""
 
@@ -91,10 +79,7 @@ def test_in_another_thread_while_the_loop_sleeps(
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_place_in_another_thread(
-    server: ServerProcess,
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-    key: str,
-    debug: bool,
+    server: ServerProcess, new_loop: NewLoop, key: str, debug: bool
 ) -> None:
     raw = server.connect()
     raw.lock(key, "0 600")
@@ -119,12 +104,7 @@ def test_a_place_in_another_thread(
 @pytest.mark.parametrize("where", ["here", "thread", "loop"])
 @pytest.mark.parametrize("how", ["stands", "closed"])
 def test_after_its_loop_has_ended(
-    server: ServerProcess,
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-    key: str,
-    debug: bool,
-    how: str,
-    where: str,
+    server: ServerProcess, new_loop: NewLoop, key: str, debug: bool, how: str, where: str
 ) -> None:
     loop = new_loop()
     loop.set_debug(debug)
@@ -152,12 +132,19 @@ def test_after_its_loop_has_ended(
 
 
 @pytest.mark.parametrize("debug", [False, True])
-async def test_on_its_own_loop(server: ServerProcess, key: str, debug: bool) -> None:
+@pytest.mark.parametrize("on_lost", [None, print])
+async def test_on_its_own_loop(server: ServerProcess, key: str, debug: bool, on_lost: Any) -> None:
     asyncio.get_running_loop().set_debug(debug)
-    lock = async_client.DistributedLock(key, **options(server))
+    before = stats(server)["connections"]
+    lock = async_client.DistributedLock(key, on_lost=on_lost, **options(server))
     await lock.acquire()
+    queued = async_client.DistributedLock(key, **options(server))
+    assert await queued.enqueue() == "queued"
+    del queued
+    await until(lambda: waiters(server, key) == 0)
     del lock
     await asyncio.to_thread(freed_at_once, server, key)
+    await until(lambda: stats(server)["connections"] == before)
 
 
 async def test_on_a_loop_that_has_no_time(server: ServerProcess, key: str) -> None:
@@ -167,12 +154,30 @@ async def test_on_a_loop_that_has_no_time(server: ServerProcess, key: str) -> No
     freed_at_once(server, key)  # the loop stands still
 
 
-def test_a_blocking_lock_in_another_thread(server: ServerProcess, key: str) -> None:
-    locks = [sync_client.DistributedLock(key, **options(server))]
+@pytest.mark.parametrize("where", ["here", "thread"])
+@pytest.mark.parametrize("held_for", [0, 0.2])
+@pytest.mark.parametrize("on_lost", [None, print])
+def test_a_blocking_lock(
+    server: ServerProcess, key: str, where: str, held_for: float, on_lost: Any
+) -> None:
+    locks = [sync_client.DistributedLock(key, on_lost=on_lost, **options(server))]
     assert locks[0].acquire()
-    time.sleep(0.15)
-    in_thread(locks.clear)
+    queued = sync_client.DistributedLock(key, **options(server))
+    assert queued.enqueue() == "queued"
+    time.sleep(held_for)
+    del queued
+    eventually(lambda: waiters(server, key) == 0)
+    locks.clear() if where == "here" else in_thread(locks.clear)
     freed_at_once(server, key)
+
+
+def test_a_blocking_lock_in_a_cycle(server: ServerProcess, key: str) -> None:
+    lock = sync_client.DistributedLock(key, **options(server))
+    lock.itself = lock  # type: ignore[attr-defined]
+    assert lock.acquire()
+    del lock
+    # Again and again: `gc.collect` does nothing while another thread is collecting.
+    eventually(lambda: gc.collect() >= 0 and is_free(server, key))
 
 
 def test_a_blocking_lock_of_a_thread_that_has_ended(server: ServerProcess, key: str) -> None:
@@ -201,7 +206,7 @@ async def test_while_a_renewal_is_under_way(server: ServerProcess, key: str, fac
 
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
-async def test_in_doubt(start: Callable[..., ServerProcess], key: str, face: str) -> None:
+async def test_in_doubt(start: StartServer, key: str, face: str) -> None:
     """Nothing is done for it any more; nobody is told that it is lost."""
     server = start("--orphan-ttl", "2")
     proxy = Proxy(server.port)
@@ -227,9 +232,7 @@ async def test_in_doubt(start: Callable[..., ServerProcess], key: str, face: str
         proxy.close()
 
 
-def test_many_at_once_in_many_threads(
-    server: ServerProcess, new_loop: Callable[[], asyncio.AbstractEventLoop], key: str
-) -> None:
+def test_many_at_once_in_many_threads(server: ServerProcess, new_loop: NewLoop, key: str) -> None:
     """Some of them while others are taken."""
     made: list[Any] = []
     ended = threading.Event()

@@ -5,20 +5,15 @@ The forked children live on, and hold nothing; the parent dies, and the server f
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.dflockd.client.families import Family, faces
+from tests.dflockd.client.families import StartFamily, faces, needs_forks
 from tests.dflockd.client_support import is_free, stats
 from tests.dflockd.raw_server import ServerProcess, eventually
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
-    pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="there is no /proc here"),
-]
+pytestmark = needs_forks
 
 
 @pytest.fixture
@@ -63,19 +58,13 @@ def blocking():
     say("forked")
     time.sleep(600)
 
-if sys.argv[1] == "sync":
-    blocking()
-elif sys.argv[1] == "asyncio":
-    asyncio.run(main())
-else:
-    import uvloop
-    uvloop.run(main())
+run(sys.argv[1], blocking, main)
 """
 
 
-@pytest.mark.parametrize("face", ["sync", "asyncio", "uvloop"])
+@faces
 def test_only_one_of_the_clients_is_imported(
-    server: ServerProcess, families: Callable[..., Family], face: str
+    server: ServerProcess, families: StartFamily, face: str
 ) -> None:
     if face == "uvloop":
         pytest.importorskip("uvloop")
@@ -114,16 +103,7 @@ async def not_blocking():
         held.append(lock)
     await asyncio.sleep(600)
 
-def work():
-    if face == "sync":
-        blocking()
-    elif face == "asyncio":
-        asyncio.run(not_blocking())
-    else:
-        import uvloop
-        uvloop.run(not_blocking())
-
-threading.Thread(target=work, daemon=True).start()
+threading.Thread(target=run, args=(face, blocking, not_blocking), daemon=True).start()
 while not held:
     time.sleep(0.001)
 for _ in range(forks):
@@ -141,7 +121,7 @@ time.sleep(600)
 
 @faces
 def test_forks_beside_a_thread_that_connects(
-    server: ServerProcess, families: Callable[..., Family], face: str
+    server: ServerProcess, families: StartFamily, face: str
 ) -> None:
     """Each lock that it takes has a connection of its own."""
     if face == "uvloop":
@@ -160,33 +140,27 @@ def test_forks_beside_a_thread_that_connects(
 
 LOOK_INTO = """
 import socket
-face, port = sys.argv[1], int(sys.argv[2])
-import asyncio
+from dflockd.sync_client import DistributedLock
 
-options = {"servers": [("127.0.0.1", port)], "lease_ttl_s": 600}
-if face == "sync":
-    from dflockd.sync_client import DistributedLock
-    locks = [DistributedLock(f"key-{n}", **options) for n in range(5)]
-    for lock in locks:
-        lock.acquire()
-    # What is not the client's is not the client's to close.
-    own = socket.create_connection(("127.0.0.1", port))
-    r, w = os.pipe()
-    if os.fork() == 0:
-        own.sendall(b"ping\\n_\\n_\\n")
-        os.write(w, own.recv(100))
-        own.close()
-        os.write(w, f"{[lock.held for lock in locks].count(True)}\\n".encode())
-        os._exit(0)
-    say(os.read(r, 100).decode().strip().replace("\\n", " "))
-    os.wait()
-    say([lock.release() for lock in locks].count(True))
+where = ("127.0.0.1", int(sys.argv[1]))
+locks = [DistributedLock(f"key-{n}", servers=[where], lease_ttl_s=600) for n in range(5)]
+for lock in locks:
+    lock.acquire()
+own = socket.create_connection(where)
+r, w = os.pipe()
+if os.fork() == 0:
+    own.sendall(b"ping\\n_\\n_\\n")
+    os.write(w, own.recv(100))
+    os._exit(0)
+say(os.read(r, 100).decode().strip())
+os.wait()
+say([lock.release() for lock in locks].count(True))
 """
 
 
 def test_a_child_keeps_what_is_not_the_clients(
-    server: ServerProcess, families: Callable[..., Family]
+    server: ServerProcess, families: StartFamily
 ) -> None:
-    family = families(LOOK_INTO, "sync", server.port)
+    family = families(LOOK_INTO, server.port)
     family.wait_for("5")
     assert family.lines[0].startswith(("ok", "error"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import threading
@@ -13,15 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.dflockd.client.families import Family, faces
+from tests.dflockd.client.families import Family, StartFamily, faces, needs_forks
 from tests.dflockd.client_support import is_free, make_certificate
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer, eventually
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
-    pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="there is no /proc here"),
-]
+pytestmark = needs_forks
 
 
 @pytest.fixture
@@ -61,52 +57,36 @@ async def not_blocking():
     say(f"acquired {await acquiring}")
     await asyncio.sleep(600)
 
-if face == "sync":
-    blocking()
-elif face == "asyncio":
-    asyncio.run(not_blocking())
-else:
-    import uvloop
-    uvloop.run(not_blocking())
+run(face, blocking, not_blocking)
 """
 
 
 @faces
-@pytest.mark.parametrize("auth", [False, True])
-def test_a_fork_within_the_handshake(
-    start: Callable[..., ServerProcess],
-    families: Callable[..., Family],
-    tmp_path: Path,
-    face: str,
-    auth: bool,
+@pytest.mark.parametrize(("tls", "secret"), [(True, ""), (True, "secret"), (False, "secret")])
+def test_a_fork_before_the_server_has_answered(
+    start: StartServer, families: StartFamily, tmp_path: Path, face: str, tls: bool, secret: str
 ) -> None:
-    """The server is slow to answer the first bytes of TLS."""
-    certificate, key = make_certificate(tmp_path)
-    flags = ["--tls-cert", str(certificate), "--tls-key", str(key)]
-    server = start(*flags, *(["--auth-token", "secret"] if auth else []))
-    proxy = Proxy(server.port)
-    try:
+    """The first bytes of TLS, or the secret."""
+    certificate, key = make_certificate(tmp_path) if tls else ("", "")
+    flags = ["--tls-cert", str(certificate), "--tls-key", str(key)] if tls else []
+    server = start(*flags, *(["--auth-token", secret] if secret else []))
+    context = ssl.create_default_context(cafile=str(certificate)) if tls else None
+
+    def is_free() -> bool:
+        with contextlib.closing(server.connect(context=context)) as raw:
+            assert not secret or raw.ask("auth", "_", secret) == "ok"
+            return raw.ask("l", "held", 0) != "timeout"
+
+    with contextlib.closing(Proxy(server.port)) as proxy:
         proxy.withhold_replies()
-        family = families(CONNECTING, face, proxy.port, certificate, "secret" if auth else "")
+        family = families(CONNECTING, face, proxy.port, certificate, secret)
         eventually(lambda: proxy.accepted == 1)
         time.sleep(0.2)  # its first bytes are under way
         family.say()
         family.wait_for("forked")
         proxy.pass_on()
         family.wait_for("acquired True")
-        _frees_with_the_parent(family, lambda: _is_free_over_tls(server, certificate, auth))
-    finally:
-        proxy.close()
-
-
-def _is_free_over_tls(server: ServerProcess, certificate: Path, auth: bool) -> bool:
-    raw = server.connect(context=ssl.create_default_context(cafile=str(certificate)))
-    try:
-        if auth:
-            assert raw.ask("auth", "_", "secret") == "ok"
-        return raw.ask("l", "held", 0) != "timeout"
-    finally:
-        raw.close()
+        _frees_with_the_parent(family, is_free)
 
 
 def _frees_with_the_parent(family: Family, is_free: Callable[[], bool]) -> None:
@@ -115,35 +95,6 @@ def _frees_with_the_parent(family: Family, is_free: Callable[[], bool]) -> None:
     assert family.children_live(1)
     eventually(is_free)
     assert family.children_live(1)
-
-
-@faces
-def test_a_fork_before_the_server_says_yes_to_the_secret(
-    start: Callable[..., ServerProcess], families: Callable[..., Family], face: str
-) -> None:
-    server = start("--auth-token", "secret")
-    proxy = Proxy(server.port)
-    try:
-        proxy.withhold_replies()
-        family = families(CONNECTING, face, proxy.port, "", "secret")
-        eventually(lambda: proxy.accepted == 1)
-        time.sleep(0.2)
-        family.say()
-        family.wait_for("forked")
-        proxy.pass_on()
-        family.wait_for("acquired True")
-
-        def is_free() -> bool:
-            raw = server.connect()
-            try:
-                assert raw.ask("auth", "_", "secret") == "ok"
-                return raw.ask("l", "held", 0) != "timeout"
-            finally:
-                raw.close()
-
-        _frees_with_the_parent(family, is_free)
-    finally:
-        proxy.close()
 
 
 class Crowded:
@@ -220,7 +171,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 @faces
 def test_a_fork_while_the_server_accepts_nobody(
-    server: ServerProcess, families: Callable[..., Family], face: str
+    server: ServerProcess, families: StartFamily, face: str
 ) -> None:
     crowded = Crowded(server)
     try:

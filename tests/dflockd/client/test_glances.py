@@ -9,13 +9,7 @@ import pytest
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client.operations import GRACE
-from dflockd.client.routing import (
-    ASKED_AT_LEAST,
-    LOOK_AGAIN,
-    PING_PATIENCE,
-    SIGN_EVERY,
-    ShardMap,
-)
+from dflockd.client.routing import ASKED_AT_LEAST, LOOK_AGAIN, PING_PATIENCE, SIGN_EVERY, ShardMap
 from tests.dflockd.client.routing_support import (
     GONE,
     NOW,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from dflockd.wire import (
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Client, Face, soon, until, waiters
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer, Silence
 from tests.dflockd.storage.recovery_support import Site, all_back, inspected
 from tests.pace import Pace
@@ -154,25 +153,25 @@ def test_a_fork_is_another_process(scripted: ScriptedServer) -> None:
 @pytest.mark.parametrize(
     ("wanted", "shown", "text"),
     [
-        ("right", "wrong", "refused the auth token: set the one that it was started with"),
-        ("right", None, "requires an auth token: set auth_token"),
-        (None, "wrong", "takes no auth token: remove yours"),
+        ("sesame", "sesame-2", "refused the auth token: set the one that it was started with"),
+        ("sesame", None, "requires an auth token: set auth_token"),
+        (None, "sesame-2", "takes no auth token: remove yours"),
     ],
 )
 def test_a_secret_that_is_not_the_servers(
-    face: Face,
-    start: Callable[..., ServerProcess],
-    wanted: str | None,
-    shown: str | None,
-    text: str,
+    face: Face, start: StartServer, wanted: str | None, shown: str | None, text: str
 ) -> None:
     server = start(*(() if wanted is None else ("--auth-token", wanted)))
     for ask in ("acquire", "enqueue", "draw_age"):
         lock = lock_at(face, server, auth_token=shown, **WHO)
         with pytest.raises(errors.AuthRefusedError, match=text) as caught:
             face.do(getattr(lock, ask)())
-        assert "\n" not in str(caught.value)
-        assert f"127.0.0.1:{server.port}" in str(caught.value)
+        assert isinstance(caught.value, PermissionError)
+        assert caught.value.server == f"127.0.0.1:{server.port}"
+        assert caught.value.server in str(caught.value)
+        for shown_to_people in (str(caught.value), repr(lock), repr(lock._session.route)):
+            assert "sesame" not in shown_to_people
+            assert "\n" not in shown_to_people
         assert lock.state == "free"
     use(face, lock_at(face, server, auth_token=wanted))
 
@@ -319,12 +318,27 @@ def test_one_that_knows_more_is_asked_for_what_this_client_knows(
 # What is no answer.
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\n", b"hello\n", b"ok 1 2\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"),
+        *(
+            b"-ERR unknown command\r\n",
+            b"\xff\xfe\n",
+            b"hello\n",
+            b"queued\n",
+            b"timeout\ntimeout\n",
+        ),
+        *(b"ok\n", b"ok token 33 more\n", b"ok 1 2\n"),
+    ],
+)
 def test_an_answer_that_is_none(face: Face, scripted: ScriptedServer, answer: bytes) -> None:
     scripted.script(Hello, answer)
     lock = lock_at(face, scripted)
-    with pytest.raises(errors.BadReplyError, match="is a dflockd server listening there"):
+    with pytest.raises(errors.BadReplyError, match="is a dflockd server listening there") as caught:
         face.do(lock.acquire())
+    assert str(scripted) in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert lock.state == "free"
     scripted.script(Hello, Welcome(b"1.0", FEATURES))
     use(face, lock)

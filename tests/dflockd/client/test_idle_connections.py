@@ -10,13 +10,13 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.dflockd.client_support import Client, make_certificate, until
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 from tests.dflockd.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -95,7 +95,7 @@ async def test_they_are_not_kept_for_long(client: Client, servers: list[Scripted
 
 
 @pytest.fixture
-def tls(start: Callable[..., ServerProcess], tmp_path: Path) -> tuple[ServerProcess, Path]:
+def tls(start: StartServer, tmp_path: Path) -> tuple[ServerProcess, Path]:
     certificate, private = make_certificate(tmp_path)
     server = start("--tls-cert", str(certificate), "--tls-key", str(private))
     assert server.port

@@ -8,19 +8,9 @@ import pytest
 
 from dflockd import errors
 from dflockd.client import operations
-from dflockd.client.operations import (
-    REPLY_PATIENCE,
-    Grant,
-    TimedReply,
-)
+from dflockd.client.operations import REPLY_PATIENCE, Grant, TimedReply
 from dflockd.wire import MAX_SECONDS
-from tests.dflockd.client.operations_support import (
-    LEASED,
-    LOCK,
-    TOKEN,
-    Played,
-    granted,
-)
+from tests.dflockd.client.operations_support import LEASED, LOCK, TOKEN, Played, granted
 
 CONFIRM = b"renew\nkey\ntoken=%b how=confirm lease=%d\n"
 

@@ -13,14 +13,7 @@ import pytest
 
 from dflockd import errors
 from tests import effort
-from tests.dflockd.client.loops import (
-    LoopThread,
-    NewLoop,
-    acquire,
-    lock_on,
-    release,
-    run_alone,
-)
+from tests.dflockd.client.loops import LoopThread, NewLoop, acquire, lock_on, release, run_alone
 from tests.dflockd.client_support import is_free, renewed, until
 from tests.dflockd.raw_server import ServerProcess, eventually
 

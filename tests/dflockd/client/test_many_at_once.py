@@ -12,12 +12,7 @@ import pytest
 from dflockd import sync_client
 from dflockd.client import process
 from dflockd.client.reactor import Reactor, Task
-from tests.dflockd.client_support import (
-    Calls,
-    is_free,
-    stats,
-    wait_renewed,
-)
+from tests.dflockd.client_support import Calls, is_free, stats, wait_renewed
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

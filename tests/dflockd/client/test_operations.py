@@ -11,14 +11,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import operations
 from dflockd.client.introduction import Introduction
-from dflockd.client.operations import (
-    GRACE,
-    Grant,
-    Operation,
-    Progress,
-    TimedReply,
-    about_server,
-)
+from dflockd.client.operations import GRACE, Grant, Operation, Progress, TimedReply, about_server
 from dflockd.wire import MAX_SECONDS, Owner, encode_map
 from tests.dflockd.client.operations_support import (
     LEASED,

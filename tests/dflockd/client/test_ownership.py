@@ -148,20 +148,6 @@ async def test_a_second_owner_of_a_place_in_the_queue(
     assert is_free(server, key)
 
 
-async def test_a_refusal_takes_nothing_from_the_owner(
-    client: Client, server: ServerProcess, key: str
-) -> None:
-    lock = client.lock(key, server)
-    async with lock:
-        token, fence = lock.token, lock.fence
-        for attempt in (lock.acquire, lock.enqueue, lock.__aenter__):
-            with pytest.raises(errors.AlreadyHeldError):
-                await soon(attempt())
-        assert (lock.held, lock.token, lock.fence) == (True, token, fence)
-        assert not is_free(server, key)
-    assert is_free(server, key)
-
-
 @pytest.mark.parametrize("number", [2, 4])
 async def test_one_of_many_releases_is_the_one(
     client: Client, server: ServerProcess, key: str, number: int

@@ -12,16 +12,7 @@ import pytest
 from dflockd import errors
 from dflockd.client import pending
 from dflockd.sync_client import DistributedLock
-from dflockd.wire import (
-    Enqueue,
-    Hello,
-    Next,
-    Queued,
-    Recovering,
-    Wait,
-    Welcome,
-    YourTurn,
-)
+from dflockd.wire import Enqueue, Hello, Next, Queued, Recovering, Wait, Welcome, YourTurn
 from examples.demo.stage import LockServer
 from tests.dflockd.client.crowd import PATIENCE, Crowd, take_up
 from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer, Silence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from queue import Queue
 from typing import Any
 
@@ -21,13 +20,6 @@ from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 KEPT = Reservation(0, 30)
-
-
-@pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
-    server = ScriptedServer()
-    yield server
-    server.stop()
 
 
 async def left(lock: Any, reservation: Reservation = KEPT, ticket: str | None = None) -> str:

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client.flow import Pause
-from dflockd.client.routing import (
-    DENIED,
-    LOAD_LOOK,
-    LOAD_TURN,
-    LONGEST_RETRY,
-    MAX_HOPS,
-    ShardMap,
-)
+from dflockd.client.routing import DENIED, LOAD_LOOK, LOAD_TURN, LONGEST_RETRY, MAX_HOPS, ShardMap
 from tests.dflockd.client.routing_support import (
     DRAINING,
     GONE,

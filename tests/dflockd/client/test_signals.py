@@ -29,14 +29,7 @@ from tests.dflockd.client.scenes import (
     queue,
     waiting_in_vain,
 )
-from tests.dflockd.client_support import (
-    Calls,
-    command,
-    is_free,
-    renewed,
-    soon,
-    until,
-)
+from tests.dflockd.client_support import Calls, command, is_free, renewed, soon, until
 from tests.dflockd.raw_server import ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

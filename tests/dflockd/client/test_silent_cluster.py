@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
-import signal
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -15,10 +12,10 @@ from dflockd import client as async_client
 from dflockd import errors, sync_client
 from dflockd.client.pending import PendingAcquires
 from tests.dflockd.client.silence import TOO_LONG, Waiter
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
+from tests.dflockd.cluster.stage import ClusterStage, settled
 from tests.dflockd.raw_server import PATIENCE
-from tests.dflockd.shards.etcd_process import Etcd
 from tests.pace import Pace
+from tests.stopping import stopped
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -29,31 +26,8 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("cluster")
-    with (
-        Etcd(directory) as etcd,
-        ClusterStage(
-            directory,
-            etcd,
-            "--default-lease-ttl",
-            "2",
-            number=2,
-            serving_lease=2,
-            max_lease=2,
-            kind=FewShards,
-        ) as stage,
-    ):
-        stage.wait_settled()
+    with settled(directory, "--default-lease-ttl", "2", lease=2, number=2) as stage:
         yield stage
-
-
-@contextlib.contextmanager
-def hanging(server: ClusterServer) -> Iterator[None]:
-    """Stop a server, and let it go on."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 Use = Callable[[str, float], Awaitable[bool]]
@@ -87,7 +61,7 @@ async def test_the_owner_of_a_shard_hangs(stage: ClusterStage, acquires: Pending
     assert await asyncio.to_thread(holder.acquire)
     waiter = Waiter(acquires, sync_client.DistributedLock(busy, servers=seeds), 120)
     assert await asyncio.to_thread(waiter.queued.wait, PATIENCE)
-    with hanging(owner):
+    with stopped(owner):
         patient = [
             asyncio.ensure_future(use(key, timeout))
             for use, key, timeout in (

@@ -6,7 +6,6 @@ import asyncio
 import pickle
 import queue
 import signal
-from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +13,7 @@ from dflockd import errors
 from dflockd.client import DistributedLock as AsyncLock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from tests.dflockd.client_support import waiters
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -111,7 +110,7 @@ def test_who_waits_is_told(server: ServerProcess, key: str) -> None:
 
 
 def test_it_hears_though_the_server_has_ended_meanwhile(
-    start: Callable[..., ServerProcess], tmp_path_factory: pytest.TempPathFactory, key: str
+    start: StartServer, tmp_path_factory: pytest.TempPathFactory, key: str
 ) -> None:
     state = str(tmp_path_factory.mktemp("state") / "state")
     first = start("--state-dir", state)

@@ -9,7 +9,7 @@ import pytest
 
 from dflockd.wire import Renew
 from tests.dflockd.client_support import Script
-from tests.dflockd.raw_server import ServerProcess, eventually
+from tests.dflockd.raw_server import StartServer, eventually
 from tests.dflockd.scripted_server import ScriptedCluster, Silence
 
 FEW = 3
@@ -117,18 +117,14 @@ def all_are_lost(scripts: list[Script], number: int) -> None:
         assert (lost, told) == ("lost", str(number))
 
 
-def test_many_locks_and_a_dead_server(
-    start: Callable[..., ServerProcess], counting: Counting
-) -> None:
+def test_many_locks_and_a_dead_server(start: StartServer, counting: Counting) -> None:
     server = start()
     scripts = counting(server.port, 300, 4)
     server.end()
     all_are_lost(scripts, 300)
 
 
-def test_many_releases_at_a_dead_server(
-    start: Callable[..., ServerProcess], counting: Counting
-) -> None:
+def test_many_releases_at_a_dead_server(start: StartServer, counting: Counting) -> None:
     """Each is tried again until its lease is over."""
     server = start()
     scripts = counting(server.port, 100, 30)
@@ -141,9 +137,7 @@ def test_many_releases_at_a_dead_server(
 
 
 def test_many_locks_and_a_restarted_server(
-    start: Callable[..., ServerProcess],
-    counting: Counting,
-    tmp_path_factory: pytest.TempPathFactory,
+    start: StartServer, counting: Counting, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """It remembers them, and all of them are renewed in time by the few."""
     flags = ("--state-dir", str(tmp_path_factory.mktemp("state")))

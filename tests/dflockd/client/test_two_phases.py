@@ -7,13 +7,7 @@ import asyncio
 import pytest
 
 from dflockd import errors
-from tests.dflockd.client_support import (
-    Client,
-    is_free,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Client, is_free, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 from tests.pace import Pace
 
@@ -55,8 +49,9 @@ async def test_wait_in_vain(client: Client, server: ServerProcess, key: str, wai
         with pytest.raises(errors.NotEnqueuedError, match=key):
             await lock.wait()
         assert await lock.enqueue() == "queued"
-        await lock.release()
+        assert await lock.release() is False
         await until(lambda: waiters(server, key) == 0)
+    assert is_free(server, key)
 
 
 async def test_wait_takes_its_default_from_the_lock(
@@ -81,11 +76,6 @@ async def test_wait_for_a_time_that_is_none(
         await lock.release()
 
 
-async def test_wait_without_enqueue(client: Client, server: ServerProcess, key: str) -> None:
-    with pytest.raises(errors.NotEnqueuedError, match="enqueue"):
-        await client.lock(key, server).wait()
-
-
 async def test_a_grant_that_nobody_took_up(client: Client, server: ServerProcess, key: str) -> None:
     first = client.lock(key, server)
     await first.acquire()
@@ -98,15 +88,3 @@ async def test_a_grant_that_nobody_took_up(client: Client, server: ServerProcess
     assert not lock.held
     assert await lock.acquire() is True
     await lock.release()
-
-
-async def test_a_place_ends_with_its_release(
-    client: Client, server: ServerProcess, key: str
-) -> None:
-    first, lock = client.lock(key, server), client.lock(key, server)
-    await first.acquire()
-    await lock.enqueue()
-    assert await lock.release() is False
-    await until(lambda: waiters(server, key) == 0)
-    await first.release()
-    assert is_free(server, key)

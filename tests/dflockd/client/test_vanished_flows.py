@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +14,8 @@ from dflockd.wire import Renew
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Calls, Client, is_free, soon, until
 from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess
-from tests.dflockd.scripted_server import (
-    ScriptedServer,
-    Silence,
-    renewed,
-)
+from tests.dflockd.raw_server import ServerProcess, StartServer
+from tests.dflockd.scripted_server import ScriptedServer, Silence, renewed
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -28,7 +24,7 @@ KEY = "key"
 
 
 @pytest.fixture
-def proxy(start: Callable[..., ServerProcess]) -> Iterator[Proxy]:
+def proxy(start: StartServer) -> Iterator[Proxy]:
     server = start()
     proxy = Proxy(server.port)
     proxy.server = server  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from dflockd import errors
 from tests.dflockd.client.doubts import LEASE, evict, sever, stays_quiet
 from tests.dflockd.client_support import Calls, Client, soon, until, waiters
-from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.proxy import Through
+from tests.dflockd.raw_server import ServerProcess, StartServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -61,7 +60,7 @@ async def test_check_without_doubt(client: Client, server: ServerProcess, key: s
 
 
 async def test_no_check_waits_on_the_clients_own_thread(
-    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+    client: Client, server: ServerProcess, through: Through, key: str
 ) -> None:
     """Another lock is in doubt while `on_lost` runs: nobody could end that doubt."""
     if client.name == "asyncio":
@@ -92,7 +91,7 @@ async def test_no_check_waits_on_the_clients_own_thread(
 
 
 async def test_a_server_that_says_nothing_is_no_doubt(
-    client: Client, start: Callable[..., ServerProcess], key: str
+    client: Client, start: StartServer, key: str
 ) -> None:
     """Nothing was heard: the lease alone counts."""
     server = start()

@@ -12,14 +12,7 @@ from dflockd.shards import Outcome, Put, ShardRecord
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import format_shard_value, parse_shard_value
 from dflockd.table import Limits, Peer
-from dflockd.wire import (
-    Acquire,
-    Granted,
-    Renew,
-    Reply,
-    Request,
-    Space,
-)
+from dflockd.wire import Acquire, Granted, Renew, Reply, Request, Space
 
 KEY = b"shard#0/a"
 WALL = 1_700_000_000 * 10**9

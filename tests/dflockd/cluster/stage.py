@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -372,6 +372,20 @@ class ClusterStage:
 
 
 _numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def settled(
+    directory: Path, *flags: str, lease: int, serving_lease: int = 2, number: int = 3
+) -> Iterator[ClusterStage]:
+    """Servers of few shards, over an etcd of their own, that have shared them out."""
+    times = {"serving_lease": serving_lease, "max_lease": lease}
+    with (
+        Etcd(directory) as etcd,
+        ClusterStage(directory, etcd, *flags, number=number, kind=FewShards, **times) as stage,
+    ):
+        stage.wait_settled()
+        yield stage
 
 
 def ask(work: Coroutine[Any, Any, R]) -> R:

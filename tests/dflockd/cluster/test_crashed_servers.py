@@ -11,9 +11,7 @@ from tests.dflockd.cluster.stage import ClusterStage
 from tests.dflockd.raw_server import PATIENCE, granted
 
 
-def test_after_a_crash_holders_reclaim_and_nobody_else_gets_in_early(
-    cluster: ClusterStage,
-) -> None:
+def test_after_a_crash_holders_reclaim_and_nobody_else_gets_in_early(cluster: ClusterStage) -> None:
     killed, restarted, _ = cluster.servers
     holders = [Holder(cluster, cluster.key_at(server)) for server in (killed, restarted)]
     # Its holder does not come back, and may think to hold it until the lease ends.

@@ -10,13 +10,7 @@ from dflockd.cluster.handover import HAND_OVER_TIMEOUT, MAX_HANDED
 from dflockd.cluster.leader import SETTLE
 from dflockd.cluster.node import LEAVE_TIMEOUT, MAX_TRANSACTIONS
 from dflockd.cluster.transactions import BATCH
-from dflockd.wire import (
-    Acquire,
-    Granted,
-    Renewed,
-    Space,
-    Status,
-)
+from dflockd.wire import Acquire, Granted, Renewed, Space, Status
 from tests.dflockd.cluster.nodes import KEY, Cluster, dirty
 
 

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from dflockd.cluster.view import REPORT_INTERVAL, View
 from dflockd.shards import Record
 from dflockd.wire import decode_map
-from tests.dflockd.cluster.view_support import (
-    LEASE,
-    reported,
-    see_node,
-    see_shard,
-    view_of,
-)
+from tests.dflockd.cluster.view_support import LEASE, reported, see_node, see_shard, view_of
 
 
 def test_the_map_is_made_once_for_each_change() -> None:

@@ -10,10 +10,7 @@ from _pytest.mark import ParameterSet
 from tests.dflockd.cluster.rules import BROKEN
 from tests.dflockd.cluster.schedules import TOGETHER, can_be_broken, run_chains
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
-from tests.dflockd.cluster.stories import (
-    HANGS,
-    STORIES,
-)
+from tests.dflockd.cluster.stories import HANGS, STORIES
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

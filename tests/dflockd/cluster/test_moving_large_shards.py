@@ -7,9 +7,8 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
+from tests.dflockd.cluster.stage import ClusterServer, settled
 from tests.dflockd.raw_server import RawClient, granted
-from tests.dflockd.shards.etcd_process import Etcd
 
 NUMBER = 15_000
 SHARD = 7
@@ -28,13 +27,7 @@ def ask_all(client: RawClient, command: str, asked: Sequence[tuple[str, str]]) -
 
 def test_a_shard_of_some_megabytes_is_moved_and_drained(tmp_path: Path) -> None:
     flags = ("--max-locks", "1000000", "--max-holds", "0")
-    with (
-        Etcd(tmp_path) as etcd,
-        ClusterStage(
-            tmp_path, etcd, *flags, number=2, serving_lease=3, max_lease=120, kind=FewShards
-        ) as cluster,
-    ):
-        cluster.wait_settled()
+    with settled(tmp_path, *flags, number=2, serving_lease=3, lease=120) as cluster:
         first, second = cluster.servers
         cluster.move([SHARD], first)
         client = cluster.connect(first)

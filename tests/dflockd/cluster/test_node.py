@@ -12,26 +12,9 @@ from dflockd.cluster.node import LEAVE_TIMEOUT, Node
 from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.transactions import Kind
 from dflockd.cluster.view import MAX_EPOCH
-from dflockd.shards import (
-    Event,
-    Loaded,
-    Outcome,
-    Put,
-    Record,
-    RevisionIs,
-    ShardRecord,
-    ValueIs,
-)
+from dflockd.shards import Event, Loaded, Outcome, Put, Record, RevisionIs, ShardRecord, ValueIs
 from dflockd.table import Limits
-from dflockd.wire import (
-    Acquire,
-    Moved,
-    Recovering,
-    Renewed,
-    Space,
-    Status,
-    fence_from_token,
-)
+from dflockd.wire import Acquire, Moved, Recovering, Renewed, Space, Status, fence_from_token
 from tests.dflockd.cluster.nodes import KEY, WALL, Cluster, of_kind
 
 

@@ -11,14 +11,7 @@ from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.transactions import Kind
 from dflockd.shards import Delete, Put
 from dflockd.table import Limits
-from dflockd.wire import (
-    Acquire,
-    Granted,
-    Rate,
-    Recovering,
-    Space,
-    Status,
-)
+from dflockd.wire import Acquire, Granted, Rate, Recovering, Space, Status
 from tests.dflockd.cluster.nodes import KEY, WALL, Cluster
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dflockd.config import (
-    Settings,
-    load,
-)
+from dflockd.config import Settings, load
 
 
 def settings(*arguments: str, **environ: str) -> Settings:

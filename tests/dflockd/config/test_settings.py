@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.config import (
-    PREFIX,
-    SETTINGS,
-    Setting,
-    SettingError,
-)
+from dflockd.config import PREFIX, SETTINGS, Setting, SettingError
 from dflockd.server import ServerOptions
 from dflockd.table import Limits
 from tests.dflockd.config.support import settings

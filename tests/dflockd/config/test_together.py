@@ -12,13 +12,7 @@ import pytest
 
 import dflockd
 from dflockd.cli import main
-from dflockd.config import (
-    PREFIX,
-    SETTINGS,
-    SettingError,
-    read_etcd_tls,
-    read_etcd_user,
-)
+from dflockd.config import PREFIX, SETTINGS, SettingError, read_etcd_tls, read_etcd_user
 from dflockd.files import SecretFile
 from dflockd.shards.credentials import EtcdTls, EtcdUser
 from tests import forkserver

@@ -15,9 +15,8 @@ from dflockd import admin
 from dflockd.cluster.tenures import Stage
 from dflockd.errors import RecoveringError
 from dflockd.sync_client import DistributedLock
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards, settled
 from tests.dflockd.raw_server import PATIENCE, eventually
-from tests.dflockd.shards.etcd_process import Etcd
 
 SERVING_LEASE = 6
 """Seconds: long enough for a busy machine, on which a server would stop to serve now and then."""
@@ -27,19 +26,7 @@ SERVING_LEASE = 6
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("seen")
     flags = ("--http-port", "0", "--default-lease-ttl", "3")
-    with (
-        Etcd(directory) as etcd,
-        ClusterStage(
-            directory,
-            etcd,
-            *flags,
-            number=2,
-            serving_lease=SERVING_LEASE,
-            max_lease=3,
-            kind=FewShards,
-        ) as stage,
-    ):
-        stage.wait_settled()
+    with settled(directory, *flags, lease=3, serving_lease=SERVING_LEASE, number=2) as stage:
         yield stage
 
 

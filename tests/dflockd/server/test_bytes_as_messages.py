@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from dflockd.table import (
-    Limits,
-    LockTable,
-    ShardTable,
-    TokenIssuer,
-)
-from dflockd.wire import (
-    Moved,
-)
+from dflockd.table import Limits, LockTable, ShardTable, TokenIssuer
+from dflockd.wire import Moved
 from tests.dflockd.server.both_ways import CONNECTIONS, Both, Clock, Shards
 
 

@@ -80,9 +80,7 @@ def test_d14_draining_ends_at_its_deadline(start_server: StartServer) -> None:
 
 
 @takes_seconds
-def test_d14_draining_without_a_deadline_ends_with_the_last_hold(
-    start_server: StartServer,
-) -> None:
+def test_d14_draining_without_a_deadline_ends_with_the_last_hold(start_server: StartServer) -> None:
     server = start_server("--shutdown-timeout", "0")
     expires, released, keeps = (server.connect() for _ in range(3))
     expires.lock("k", "0 1")

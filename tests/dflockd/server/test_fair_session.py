@@ -49,9 +49,7 @@ async def until_read(transport: FullTransport) -> None:
             await asyncio.sleep(0)
 
 
-async def test_others_are_served_between_the_turns_of_a_greedy_one(
-    server: Server,
-) -> None:
+async def test_others_are_served_between_the_turns_of_a_greedy_one(server: Server) -> None:
     server.slices.slice = slices.SLICE
     greedy, other = connect(server, 1 << 30), connect(server)
     greedy.session.data_received(PING * 80_000)
@@ -210,9 +208,7 @@ async def test_what_is_due_takes_effect_in_steps() -> None:
     assert max(before - later for before, later in itertools.pairwise(left)) <= STEP
 
 
-async def test_long_replies_do_not_pile_up_before_they_are_sent(
-    server: Server,
-) -> None:
+async def test_long_replies_do_not_pile_up_before_they_are_sent(server: Server) -> None:
     holder, greedy = connect(server), connect(server, high_water=0)
     for number in range(100):
         holder.session.data_received(b"l\n%d-%b\n0\n" % (number, b"x" * 200))
@@ -301,9 +297,7 @@ async def closed(transport: FullTransport) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_peer_that_stops_reading_between_turns_goes_on_where_it_was(
-    server: Server,
-) -> None:
+async def test_a_peer_that_stops_reading_between_turns_goes_on_where_it_was(server: Server) -> None:
     transport = connect(server, high_water=0)
     transport.session.data_received(PING * 5000)
     written = 0

@@ -23,9 +23,7 @@ def test_d2_documented_variables_count_and_others_do_not(start_server: StartServ
     assert client.ask("l", "k2", 0) == "error_max_locks"
 
 
-def test_d24_the_log_shows_no_keys_and_no_line_for_each_request(
-    start_server: StartServer,
-) -> None:
+def test_d24_the_log_shows_no_keys_and_no_line_for_each_request(start_server: StartServer) -> None:
     # D24: a line for each request, with the key as it came.
     quiet, busy = start_server(), start_server()
     quiet.connect().ask("ping")

@@ -7,16 +7,7 @@ import contextlib
 
 import pytest
 
-from dflockd.shards import (
-    Delete,
-    Event,
-    LeaseGoneError,
-    Loaded,
-    MemoryStore,
-    Put,
-    Record,
-    follow,
-)
+from dflockd.shards import Delete, Event, LeaseGoneError, Loaded, MemoryStore, Put, Record, follow
 from tests.dflockd.shards.test_store import PATIENCE, put, take
 
 

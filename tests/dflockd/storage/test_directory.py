@@ -11,14 +11,7 @@ import stat
 import pytest
 
 from dflockd.storage.directory import StateDir, StateError
-from dflockd.wire import (
-    Granted,
-    Recovering,
-    Renewed,
-    Status,
-    Superseded,
-    fence_from_token,
-)
+from dflockd.wire import Granted, Recovering, Renewed, Status, Superseded, fence_from_token
 from tests.dflockd.storage.machine import LIMITS, Machine
 
 # The same boot.

@@ -21,11 +21,7 @@ from dflockd.storage.journal import Journal
 from tests.dflockd.client.interruptions import trace_instructions
 from tests.dflockd.storage.life import Life
 from tests.dflockd.storage.test_journal import IDENTITY, Model, no_wait_for_the_disk, restored
-from tests.dflockd.storage.test_power_cuts import (
-    cut_everywhere,
-    kill_everywhere,
-    patch,
-)
+from tests.dflockd.storage.test_power_cuts import cut_everywhere, kill_everywhere, patch
 
 __all__ = ["no_wait_for_the_disk", "patch"]
 

@@ -13,17 +13,7 @@ from dflockd.storage import journal
 from dflockd.storage.directory import StateDir
 from dflockd.storage.disk import Disk
 from dflockd.table import Limits, LockTable, TokenIssuer, rates
-from dflockd.wire import (
-    UNLIMITED,
-    Acquire,
-    Granted,
-    How,
-    Rate,
-    Release,
-    Renew,
-    Space,
-    Status,
-)
+from dflockd.wire import UNLIMITED, Acquire, Granted, How, Rate, Release, Renew, Space, Status
 from tests.dflockd.storage.power import Left, Machine, Record, RecordingDisk
 
 HOUR = Rate(40, 3_600_000)

@@ -196,9 +196,7 @@ def test_every_byte_that_counts_is_checked(
             path.write_bytes(before)
 
 
-def test_after_a_power_cut_damage_of_what_was_synced_is_told_from_the_rest(
-    killed: Written,
-) -> None:
+def test_after_a_power_cut_damage_of_what_was_synced_is_told_from_the_rest(killed: Written) -> None:
     log = killed.log
     while log._position > journal.SEGMENT // 2:  # there is room for what is not synced
         log.record(killed.model.step(500), killed.model.fence)

@@ -19,9 +19,8 @@ from dflockd.top.screen import _PipedConsole
 from examples.demo.stage import WAIT, LockServer
 from tests import forkserver
 from tests.dflockd.client_support import make_certificate
-from tests.dflockd.cluster.stage import ClusterStage, FewShards
+from tests.dflockd.cluster.stage import FewShards, settled
 from tests.dflockd.raw_server import RawClient, granted
-from tests.dflockd.shards.etcd_process import Etcd
 from tests.dflockd.top.terminal import ENTER, HIDE, LEAVE, SHOW, Terminal
 
 TOP = (sys.executable, "-m", "dflockd", "top", "--interval", "0.2")
@@ -212,20 +211,7 @@ def test_a_server_that_goes_and_comes_back(tmp_path: Path, server: LockServer) -
 
 
 def test_all_servers_of_a_cluster(tmp_path: Path) -> None:
-    with (
-        Etcd(tmp_path) as etcd,
-        ClusterStage(
-            tmp_path,
-            etcd,
-            "--default-lease-ttl",
-            "6",
-            number=2,
-            serving_lease=2,
-            max_lease=6,
-            kind=FewShards,
-        ) as cluster,
-    ):
-        cluster.wait_settled()
+    with settled(tmp_path, "--default-lease-ttl", "6", number=2, lease=6) as cluster:
         one, two = cluster.servers
         keys = [cluster.key_at(server) for server in cluster.servers]
         options = {"servers": cluster.address, "lease_ttl_s": 6, "label": "me"}

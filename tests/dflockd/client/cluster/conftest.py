@@ -9,9 +9,7 @@ import pytest
 
 from tests.dflockd.client.cluster.support import KEY
 from tests.dflockd.client_support import Client
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-)
+from tests.dflockd.scripted_server import ScriptedCluster
 
 
 @pytest.fixture

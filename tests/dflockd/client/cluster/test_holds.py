@@ -26,12 +26,7 @@ from dflockd.wire import (
 )
 from tests.dflockd.client.cluster.support import KEY
 from tests.dflockd.client_support import Calls, Client, soon, until
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-    ScriptedServer,
-    Silence,
-    renewed,
-)
+from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer, Silence, renewed
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 

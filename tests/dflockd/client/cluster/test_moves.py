@@ -11,24 +11,11 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.wire import (
-    Acquire,
-    Enqueue,
-    Granted,
-    How,
-    Moved,
-    Recovering,
-    Release,
-    Status,
-    Wait,
-)
+from dflockd.wire import Acquire, Enqueue, Granted, How, Moved, Recovering, Release, Status, Wait
 from tests.dflockd.client.cluster.support import KEY, is_granted
 from tests.dflockd.client_support import soon, until
 from tests.dflockd.raw_server import PATIENCE
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-    grant,
-)
+from tests.dflockd.scripted_server import ScriptedCluster, grant
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -51,16 +38,6 @@ async def test_moved_is_followed_and_learned(
     async with make(acquire_timeout_s=1):
         pass
     assert first.accepted <= 2, "a connection that was sent on is as good as before"
-
-
-async def test_moved_of_an_older_epoch_is_not_followed(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
-    first, second = cluster.servers
-    first.script(Acquire, cluster.moved(KEY, 1, epoch=6), grant)
-    async with make() as lock:
-        assert lock.server == str(first)
-    assert second.asked(Acquire) == []
 
 
 async def test_what_is_left_of_the_time_is_asked_for(

@@ -9,19 +9,10 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.wire import (
-    Acquire,
-    Recovering,
-    Shards,
-    Status,
-)
+from dflockd.wire import Acquire, Recovering, Shards, Status
 from tests.dflockd.client.cluster.support import KEY, is_granted
 from tests.dflockd.client_support import soon, until
-from tests.dflockd.scripted_server import (
-    End,
-    ScriptedCluster,
-    grant,
-)
+from tests.dflockd.scripted_server import End, ScriptedCluster, grant
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -131,22 +122,3 @@ async def test_a_server_that_is_cut_off_from_the_others(
     first.script(Shards, cluster.report(0, 7))
     assert await is_granted(make(acquire_timeout_s=10))
     assert len(second.asked(Acquire)) == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (Status.ERROR, errors.RefusedError),
-        (Status.MAX_LOCKS, errors.MaxLocksError),
-        (Status.AUTH, errors.AuthRefusedError),
-    ],
-)
-async def test_other_refusals_are_raised_at_once(
-    make: Callable[..., Any], cluster: ScriptedCluster, status: Status, error: type[Exception]
-) -> None:
-    cluster.servers[0].script(Acquire, status)
-    with pytest.raises(error):
-        await make().acquire()
-    # An old server says `error` to who was idle for long, and hangs up: such a one is asked anew.
-    most = 2 if status is Status.ERROR else 1
-    assert 1 <= len(cluster.servers[0].asked(Acquire)) <= most

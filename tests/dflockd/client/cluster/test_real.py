@@ -9,9 +9,8 @@ import pytest
 
 from dflockd import errors, sync_client
 from tests.dflockd.client_support import Calls, Client, client_named, soon, until
-from tests.dflockd.cluster.stage import ClusterStage, FewShards
+from tests.dflockd.cluster.stage import ClusterStage, settled
 from tests.dflockd.raw_server import eventually
-from tests.dflockd.shards.etcd_process import Etcd
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -23,13 +22,7 @@ LEASE = 8
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("cluster")
     times = ("--default-lease-ttl", str(LEASE), "--shutdown-timeout", "3")
-    with (
-        Etcd(directory) as etcd,
-        ClusterStage(
-            directory, etcd, *times, serving_lease=2, max_lease=LEASE, kind=FewShards
-        ) as stage,
-    ):
-        stage.wait_settled()
+    with settled(directory, *times, lease=LEASE) as stage:
         yield stage
 
 

@@ -12,21 +12,11 @@ from typing import Any
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.wire import (
-    Acquire,
-    Recovering,
-    Release,
-    Report,
-    Shards,
-    Status,
-)
+from dflockd.wire import Acquire, Recovering, Release, Report, Shards, Status
 from tests.dflockd.client.cluster.support import KEY, is_granted
 from tests.dflockd.client_support import Client, soon
 from tests.dflockd.raw_server import PATIENCE
-from tests.dflockd.scripted_server import (
-    ScriptedCluster,
-    grant,
-)
+from tests.dflockd.scripted_server import ScriptedCluster, grant
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

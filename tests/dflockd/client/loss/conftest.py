@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.raw_server import ServerProcess, StartServer
 
 
 @pytest.fixture
-def doomed(start: Callable[..., ServerProcess]) -> ServerProcess:
+def doomed(start: StartServer) -> ServerProcess:
     """A server that the test may do anything to."""
     return start()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.dflockd.client.loss.support import LEASE, Held, end_leases
 from tests.dflockd.client_support import Client, Time, is_free, soon, stats, until, waiters
-from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.proxy import Proxy, Through
+from tests.dflockd.raw_server import ServerProcess, StartServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -25,10 +25,7 @@ def patient_server() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_reset_connection_is_replaced(
-    client: Client,
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    times: int,
+    client: Client, patient_server: ServerProcess, through: Through, times: int
 ) -> None:
     proxy = through(patient_server)
     hold = await Held.take(client, proxy)
@@ -53,7 +50,7 @@ async def test_a_reset_connection_is_replaced(
 
 
 async def test_an_ended_connection_is_a_lost_lock(
-    clients: list[Client], server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+    clients: list[Client], server: ServerProcess, through: Through
 ) -> None:
     """Without a grace period the server has given it to the next, however long the lease is."""
     proxies = [through(server) for _ in clients]
@@ -70,7 +67,7 @@ async def test_an_ended_connection_is_a_lost_lock(
 
 
 async def test_many_cuts_lose_a_lock_once(
-    clients: list[Client], server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+    clients: list[Client], server: ServerProcess, through: Through
 ) -> None:
     proxy = through(server)
     holds = [await Held.take(client, proxy) for client in clients]
@@ -81,10 +78,7 @@ async def test_many_cuts_lose_a_lock_once(
 
 
 async def test_nothing_gets_through(
-    clients: list[Client],
-    server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    clients_time: Time,
+    clients: list[Client], server: ServerProcess, through: Through, clients_time: Time
 ) -> None:
     proxy = through(server)
     holds = [await Held.take(client, proxy, lease_ttl_s=LEASE) for client in clients]
@@ -96,10 +90,7 @@ async def test_nothing_gets_through(
 
 
 async def test_answers_that_come_after_the_lease(
-    clients: list[Client],
-    patient_server: ServerProcess,
-    through: Callable[[ServerProcess], Proxy],
-    clients_time: Time,
+    clients: list[Client], patient_server: ServerProcess, through: Through, clients_time: Time
 ) -> None:
     """The server has renewed the lock, but said so too late: it stays lost, and is given back."""
     steady, broken = through(patient_server), through(patient_server)
@@ -122,7 +113,7 @@ async def test_answers_that_come_after_the_lease(
 
 @pytest.mark.parametrize("noticed", [False, True])
 async def test_a_lock_with_a_broken_connection_is_released(
-    client: Client, start: Callable[..., ServerProcess], noticed: bool
+    client: Client, start: StartServer, noticed: bool
 ) -> None:
     """The server would wait for a renewal; it hears on another connection that none will come."""
     server = start("--orphan-ttl", "30")

@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
 
 import pytest
 
 from dflockd import errors
 from dflockd.client import operations
 from tests.dflockd.client.loss.support import LEASE, Held, end_leases
-from tests.dflockd.client_support import (
-    Client,
-    Time,
-    is_free,
-    renewed,
-    soon,
-    until,
-    waiters,
-)
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.client_support import Client, Time, is_free, renewed, soon, until, waiters
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -80,9 +71,7 @@ async def test_renewing_where_the_server_is_gone(
     await hold.stays_lost()
 
 
-async def test_the_server_is_restarted(
-    clients: list[Client], start: Callable[..., ServerProcess]
-) -> None:
+async def test_the_server_is_restarted(clients: list[Client], start: StartServer) -> None:
     """Its locks were in memory: they are lost, long before their leases end."""
     server = start()
     holds = [await Held.take(client, server) for client in clients]

@@ -28,13 +28,7 @@ from dflockd.client.pool import Pool
 from dflockd.client.reactor import Reactor
 from dflockd.wire import FEATURES, Space, Welcome, encode_reply
 from tests.dflockd.client.loss.support import LEASE, Held
-from tests.dflockd.client_support import (
-    Calls,
-    Client,
-    Time,
-    soon,
-    until,
-)
+from tests.dflockd.client_support import Calls, Client, Time, soon, until
 from tests.dflockd.raw_server import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -134,10 +128,7 @@ class Line:
 
 
 def make_lease(
-    link: Any,
-    seconds: float,
-    on_lost: Callable[[], object] | None = None,
-    renew_ratio: float = 0.5,
+    link: Any, seconds: float, on_lost: Callable[[], object] | None = None, renew_ratio: float = 0.5
 ) -> Lease:
     """Return a lease of so many seconds, which are left of it."""
     target = Target(Space.LOCK, b"key", 1, None, str(link.route.address))

@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,8 +25,8 @@ from tests.dflockd.client_support import (
     wait_renewed,
     waiters,
 )
-from tests.dflockd.proxy import Proxy
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.proxy import Through
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -195,10 +195,7 @@ async def test_a_grant_that_comes_while_this_process_is_stopped(
 
 @pytest.mark.parametrize("how", ["renew", "check", "detach"])
 async def test_who_comes_during_a_rescue_waits_for_its_end(
-    client: Client,
-    start: Callable[..., ServerProcess],
-    through: Callable[[ServerProcess], Proxy],
-    how: str,
+    client: Client, start: StartServer, through: Through, how: str
 ) -> None:
     server = start("--orphan-ttl", "30", "--orphan-ttl-covers", "all")
     proxy = through(server)

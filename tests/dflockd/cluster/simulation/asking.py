@@ -6,20 +6,8 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from dflockd.shards import get_shard_id
-from dflockd.wire import (
-    Acquire,
-    Moved,
-    Recovering,
-    Reply,
-    Request,
-)
-from tests.dflockd.cluster.simulation.machines import (
-    PATIENCE,
-    SERVERS,
-    Connection,
-    Key,
-    Process,
-)
+from dflockd.wire import Acquire, Moved, Recovering, Reply, Request
+from tests.dflockd.cluster.simulation.machines import PATIENCE, SERVERS, Connection, Key, Process
 
 
 class Answer(NamedTuple):

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dflockd.cluster.transactions import Kind
-from tests.dflockd.cluster.simulation.machines import (
-    CALM,
-    SERVERS,
-)
+from tests.dflockd.cluster.simulation.machines import CALM, SERVERS
 
 if TYPE_CHECKING:
     from tests.dflockd.cluster.simulation.world import World

@@ -35,12 +35,7 @@ from dflockd.wire import (
     fence_from_token,
 )
 from tests.dflockd.cluster.simulation.asking import Answer, Asking, Life
-from tests.dflockd.cluster.simulation.machines import (
-    PATIENCE,
-    Clock,
-    Connection,
-    Key,
-)
+from tests.dflockd.cluster.simulation.machines import PATIENCE, Clock, Connection, Key
 
 if TYPE_CHECKING:
     from tests.dflockd.cluster.simulation.world import World

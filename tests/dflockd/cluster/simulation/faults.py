@@ -10,10 +10,7 @@ from dflockd.cluster.transactions import Kind
 from dflockd.shards import Delete, KeySpace
 from dflockd.shards.errors import LeaseGoneError
 from tests.dflockd.cluster.simulation.judge import BACK
-from tests.dflockd.cluster.simulation.machines import (
-    PREFIX,
-    Process,
-)
+from tests.dflockd.cluster.simulation.machines import PREFIX, Process
 from tests.dflockd.cluster.simulation.server import ServerProcess
 
 SOON = 4.0

@@ -7,11 +7,7 @@ from typing import Any
 
 from dflockd.shards import get_shard_id
 from tests.dflockd.cluster.simulation.client import Client
-from tests.dflockd.cluster.simulation.machines import (
-    KINDS,
-    Key,
-    ViolationError,
-)
+from tests.dflockd.cluster.simulation.machines import KINDS, Key, ViolationError
 from tests.dflockd.cluster.simulation.server import ServerProcess
 
 BACK = 5.0

@@ -27,13 +27,7 @@ from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
 from dflockd.client.routing import Pursuit, ShardMap
 from dflockd.client.session import LockSession
-from dflockd.wire import (
-    Reply,
-    Status,
-    TimedOut,
-    encode_reply,
-    fence_from_token,
-)
+from dflockd.wire import Reply, Status, TimedOut, encode_reply, fence_from_token
 from tests.collector import collector_off
 from tests.dflockd.client_support import in_this_thread
 from tests.dflockd.cluster.simulation.client import Client, Life

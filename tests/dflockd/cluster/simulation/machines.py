@@ -14,11 +14,7 @@ from dflockd.cluster.node import Node
 from dflockd.shards.continuity import Continuity
 from dflockd.table import ShardTable
 from dflockd.table.state import Peer
-from dflockd.wire import (
-    Reply,
-    Request,
-    Space,
-)
+from dflockd.wire import Reply, Request, Space
 
 if TYPE_CHECKING:
     from tests.dflockd.cluster.simulation.client import Client

@@ -10,15 +10,8 @@ from dflockd.shards import get_shard_id
 from dflockd.table.sharded import RESUME_TIMEOUT
 from dflockd.table.state import Partition, Waiter
 from dflockd.table.states import EXPECTED, PASSED
-from dflockd.wire import (
-    Acquire,
-    Enqueue,
-)
-from tests.dflockd.cluster.simulation.machines import (
-    Connection,
-    Key,
-    Process,
-)
+from dflockd.wire import Acquire, Enqueue
+from tests.dflockd.cluster.simulation.machines import Connection, Key, Process
 
 
 def _entries(group: Partition) -> Iterable[Any]:

@@ -40,11 +40,7 @@ from dflockd.wire import (
     Welcome,
     YourTurn,
 )
-from tests.dflockd.cluster.simulation.machines import (
-    PREFIX,
-    Clock,
-    Connection,
-)
+from tests.dflockd.cluster.simulation.machines import PREFIX, Clock, Connection
 from tests.dflockd.cluster.simulation.observed import Observed
 from tests.dflockd.cluster.simulation.store import Watch
 

@@ -12,11 +12,7 @@ from dflockd.shards import Outcome, Put, RevisionIs, StoreLease, format_shard_va
 from dflockd.shards.errors import LeaseGoneError, StoreError
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord, parse_shard_value
-from tests.dflockd.cluster.simulation.machines import (
-    PATIENCE,
-    PREFIX,
-    SECRET,
-)
+from tests.dflockd.cluster.simulation.machines import PATIENCE, PREFIX, SECRET
 
 if TYPE_CHECKING:
     from tests.dflockd.cluster.simulation.server import ServerProcess
