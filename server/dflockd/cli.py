@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__, compiled
@@ -24,6 +25,7 @@ from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.cluster.member import SECRET_SIZE
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
 from dflockd.files import SecretFile, read_secret
+from dflockd.hangup import Hangups
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.server.log import BoundedLog
@@ -57,12 +59,15 @@ logger = logging.getLogger("dflockd")
 _BUILD = "compiled" if compiled else "pure Python"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, hangups: Hangups | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit status.
 
     0 after a clean stop, 1 if the address cannot be bound, 2 for a bad setting.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    hangups = hangups or Hangups()
+    if arguments[:1] in (["cluster"], ["top"]):
+        hangups.leave()
     if arguments[:1] == ["cluster"]:
         return _command(arguments[1:])
     if arguments[:1] == ["top"]:
@@ -84,12 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         serve = _serve if settings["cluster"] is None else _serve_shards
         try:
-            return runner.run(serve(settings))
+            return runner.run(serve(settings, hangups))
         except Exception as exc:
             # A value or a file that nobody has thought of. Where it went wrong is for developers.
             is_told = logger.isEnabledFor(logging.DEBUG)
             logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
             return 1
+        finally:
+            hangups.ignore()
 
 
 def _in_one_line(exc: Exception) -> str:
@@ -163,8 +170,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-async def _serve(settings: Settings) -> int:
-    stopped = _begin(settings)
+async def _serve(settings: Settings, hangups: Hangups) -> int:
+    stopped = _begin(settings, hangups)
     limits = settings.limits()
     # Fences also grow over a restart: they start at the time, in nanoseconds.
     fence, secret, state = time.time_ns(), secrets.token_bytes(32), None
@@ -211,14 +218,14 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-async def _serve_shards(settings: Settings) -> int:
+async def _serve_shards(settings: Settings, hangups: Hangups) -> int:
     """Serve as one of a cluster."""
     try:
         store = _etcd(settings)
     except (ImportError, SettingError) as exc:
         logger.error("--cluster: %s", exc)
         return 1
-    stopped = _begin(settings, store)
+    stopped = _begin(settings, hangups, store)
     node = Node(
         settings["advertise"],
         settings.limits(),
@@ -339,11 +346,11 @@ async def _first(ends: Sequence[asyncio.Event], work: asyncio.Task[None]) -> Non
         task.cancel()
 
 
-def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
+def _begin(settings: Settings, hangups: Hangups, store: EtcdStore | None = None) -> asyncio.Event:
     """Return what is set once the process is to stop."""
     stopped = asyncio.Event()
     _on_signals(stopped)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings, store)
+    hangups.obey(asyncio.get_running_loop(), partial(_reload, settings, store))
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return stopped
