@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 after a clean stop, 1 if the address cannot be bound, 2 for a bad setting.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    is_server = arguments[:1] not in (["cluster"], ["top"])
+    _hold_hangups(is_server)
     if arguments[:1] == ["cluster"]:
         return _command(arguments[1:])
     if arguments[:1] == ["top"]:
@@ -90,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_told = logger.isEnabledFor(logging.DEBUG)
             logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
             return 1
+        finally:
+            _hold_hangups(True)  # a loop that closes has it end the process again
 
 
 def _in_one_line(exc: Exception) -> str:
@@ -343,7 +347,12 @@ def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
     """Return what is set once the process is to stop."""
     stopped = asyncio.Event()
     _on_signals(stopped)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings, store)
+    loop, wished = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, wished.set)
+    loop.create_task(
+        _reload_when(wished, settings, store)
+    )  # which the event keeps, and the loop that
+    _hold_hangups(False)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return stopped
@@ -462,6 +471,20 @@ def _kept(state: StateDir | None) -> str:
             f"{math.ceil(state.recovery)} s, while clients renew what they hold"
         )
     return text
+
+
+def _hold_hangups(is_held: bool) -> None:
+    """Have SIGHUP wait, or come; many that wait are one."""
+    how = signal.SIG_BLOCK if is_held else signal.SIG_UNBLOCK
+    signal.pthread_sigmask(how, [signal.SIGHUP])
+
+
+async def _reload_when(wished: asyncio.Event, settings: Settings, store: EtcdStore | None) -> None:
+    """Reload each time that it is wished; a burst is one wish, for it would hold up all clients."""
+    while True:
+        await wished.wait()
+        wished.clear()
+        _reload(settings, store)
 
 
 def _reload(settings: Settings, store: EtcdStore | None) -> None:

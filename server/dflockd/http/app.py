@@ -177,8 +177,18 @@ class HttpServer:
             "/api/stats": {"GET": self._stats},
             "/api/shards": {"GET": self._shards},
             "/api/locks": {"GET": self._list},
-            "/api/lock": {"GET": self._show, "DELETE": self._release},
-            "/api/pause": {"POST": self._pause, "DELETE": self._resume},
+            "/api/lock": {
+                "GET": self._show,
+                "DELETE": self._change(
+                    self._release, "release the locks of others", "key", "space", "fence"
+                ),
+            },
+            "/api/pause": {
+                "POST": self._change(
+                    self._pause, "pause a key", "key", "space", "for", "reason", "by"
+                ),
+                "DELETE": self._change(self._resume, "resume a key", "key", "space"),
+            },
             **self._page(),
         }
 
@@ -287,7 +297,6 @@ class HttpServer:
         return of_json(await self._server.slices.seen(detail))
 
     async def _release(self, request: HttpRequest) -> Response:
-        self._check_operator("release the locks of others")
         space, key = _named(request)
         try:
             fence = _number(request.query.get("fence", ""), 0, (1 << 64) - 1)
@@ -300,7 +309,6 @@ class HttpServer:
         return of_json({"released": str(fence)})
 
     async def _pause(self, request: HttpRequest) -> Response:
-        self._check_operator("pause a key")
         key, query = _lock_named(request), request.query
         try:
             seconds = query.get("for")
@@ -318,20 +326,29 @@ class HttpServer:
         return of_json({"paused": key.decode()})
 
     async def _resume(self, request: HttpRequest) -> Response:
-        self._check_operator("resume a key")
         key = _lock_named(request)
         if self._server.resume(key, request.who) is not Status.OK:
             return refused(409, "not paused, or this server cannot tell at the moment")
         return of_json({"resumed": key.decode()})
 
-    def _check_operator(self, what: str) -> None:
-        """Let nobody do something who may not.
+    def _change(self, handler: Handler, what: str, *parameters: str) -> Handler:
+        """Return what carries out a change, for somebody who may, and only as it is meant.
 
-        Raises:
-            AnswerError: without a token anybody could.
+        Args:
+            handler: what changes something.
+            what: the change, for who may not.
+            parameters: those that there are. Without a misspelled one it would be another change.
         """
-        if self._server.options.auth_secret is None:
-            raise AnswerError(refused(403, f"set --auth-token-file: without it nobody may {what}"))
+
+        async def change(request: HttpRequest) -> Response:
+            if self._server.options.auth_secret is None:
+                return refused(403, f"set --auth-token-file: without it nobody may {what}")
+            if not request.query.keys() <= set(parameters):
+                names = ", ".join(parameters)
+                return refused(400, f"there is a parameter that is not known here: give {names}")
+            return await handler(request)
+
+        return change
 
 
 def _static(body: bytes, kind: str) -> Handler:
@@ -347,7 +364,7 @@ def _named(request: HttpRequest) -> tuple[Space, bytes]:
     space = view.SPACES.get(request.query.get("space", "lock"))
     if space is None or not key:
         raise AnswerError(refused(400, "give a key, and space=lock or space=semaphore"))
-    return space, key.encode(errors="replace")
+    return space, key.encode()
 
 
 def _lock_named(request: HttpRequest) -> bytes:
