@@ -318,6 +318,10 @@ def serve(control: socket.socket) -> dict[str, Any]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # Ignored where the tests run in the background.
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if what["is_leader"]:
+                os.setsid()
+            # Not said by who forks: whoever hears of it may signal the group, which must be there.
+            line.sendall(b"%d\n" % os.getpid())
             for number, file in enumerate(files[1:]):
                 os.dup2(file, number)
             for each in (control, line, *children.values()):
@@ -328,7 +332,6 @@ def serve(control: socket.socket) -> dict[str, Any]:
         for file in files[1:]:
             os.close(file)
         children[pid] = line
-        line.sendall(b"%d\n" % pid)
 
 
 def _tell_ends(children: dict[int, socket.socket]) -> None:
@@ -343,8 +346,6 @@ def _tell_ends(children: dict[int, socket.socket]) -> None:
 
 def become(what: Mapping[str, Any]) -> None:
     """Run a program in this process, as if it had been started for it."""
-    if what["is_leader"]:
-        os.setsid()
     os.environ.clear()
     os.environ.update(what["environment"])
     os.chdir(what["directory"])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "complaints.md").read_text()
+from docs import promises
+
+PAGE = (promises.ROOT / "docs" / "complaints.md").read_text()
 CAN_NO_LONGER, _, STILL_CAN = PAGE.partition("\n## What can still happen\n")
 
 ENTRY = re.compile(r"^- .*\n(?:  .*\n)*", re.MULTILINE)
@@ -26,16 +24,6 @@ ENOUGH = 40
 
 def entries(text: str) -> list[str]:
     return ENTRY.findall(text)
-
-
-@functools.cache
-def names_in(path: str) -> set[str]:
-    """The tests of a file; read, not run."""
-    tree = ast.parse((ROOT / path).read_text())
-    functions = (
-        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    return {function.name for function in functions if function.name.startswith("test_")}
 
 
 def title(entry: str) -> str:
@@ -56,7 +44,7 @@ def test_entry(entry: str) -> None:
     assert tests, "it names no test"
     assert entry.count("::") == len(tests), "a test is not on a line of its own"
     for test in tests:
-        assert test["name"] in names_in(test["path"])
+        assert test["path"] in promises.tests().get(test["name"], [])
 
 
 def test_enough_threads_and_none_twice() -> None:

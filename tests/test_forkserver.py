@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests import forkserver
+from tests.dflockd.client_support import command
 from tests.dflockd.raw_server import ServerProcess, eventually
 from tests.forkserver import Forked
 
@@ -109,6 +110,14 @@ def test_it_is_run_as_a_new_process_is(
     assert (new.returncode, new.stderr) == (1, "ä\n")
     for each in ("returncode", "stdout", "stderr"):
         assert getattr(forked, each) == getattr(new, each)
+
+
+def test_whoever_hears_of_it_can_signal_its_group() -> None:
+    program = command("import time; time.sleep(600)")
+    for _ in range(30):
+        process = forkserver.start(program, start_new_session=True)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) -> None:

@@ -46,7 +46,10 @@ def test_pythons_are_those_of_the_tests() -> None:
 
     assert listed == list(PYTHONS) == workflow["jobs"]["tests"]["strategy"]["matrix"]["python"]
     for path in ("pyproject.toml", "server/pyproject.toml"):
-        assert project(path)["project"]["requires-python"] == f">={listed[0]}"
+        own = project(path)["project"]
+        assert own["requires-python"] == f">={listed[0]}"
+        promised = re.findall(r":: (3\.\d+)$", "\n".join(own["classifiers"]), re.MULTILINE)
+        assert promised == [each for each in listed if each in promised] != []
 
 
 def test_versions_of_celery_are_those_of_the_matrix() -> None:
@@ -54,6 +57,10 @@ def test_versions_of_celery_are_those_of_the_matrix() -> None:
 
     assert listed == sorted({*map(minor, in_matrix("celery")), minor(PINNED["celery"])})
     assert f"celery>={listed[0]}" in project("pyproject.toml")["project"]["dependencies"]
+    assert VERSIONS[0].requirements[0] == f"celery=={listed[0]}.0"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    [job] = workflow["jobs"]["tests"]["strategy"]["matrix"]["include"]
+    assert job["celery"] == f"{listed[0]}.*"
 
 
 def test_the_oldest_kombu_and_redis_are_those_of_the_matrix() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from dflockd import __version__
 from examples.demo.stage import ROOT
@@ -79,23 +78,6 @@ def test_each_job_ends(path: Any) -> None:
     ]
 
     assert without == []
-
-
-def test_the_oldest_celery_is_tested() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [celery] = [each for each in map(Requirement, project["dependencies"]) if each.name == "celery"]
-    [job] = workflow("tests.yml")["jobs"]["tests"]["strategy"]["matrix"]["include"]
-
-    assert str(celery.specifier) == ">=" + job["celery"].removesuffix(".*")
-
-
-def test_each_python_that_is_promised_is_tested() -> None:
-    tested = workflow("tests.yml")["jobs"]["tests"]["strategy"]["matrix"]["python"]
-    for name in ("pyproject.toml", "server/pyproject.toml"):
-        project = tomllib.loads((ROOT / name).read_text())["project"]
-        text = "\n".join(project["classifiers"])
-
-        assert set(re.findall(r":: (3\.\d+)$", text, re.MULTILINE)) <= set(tested)
 
 
 def test_each_action_of_others_is_pinned() -> None:
