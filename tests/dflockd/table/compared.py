@@ -53,6 +53,7 @@ from tests.dflockd.table.drawn import (
 from tests.dflockd.table.naive_state import LATE, Hold, Key, Name, name_of
 from tests.dflockd.table.naive_state import Waiter as NaiveWaiter
 from tests.dflockd.table.naive_table import NaiveTable
+from tests.dflockd.table.recount import check_counts
 
 FIRST_FENCE = 1000
 
@@ -413,6 +414,7 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self) -> None:
+        check_counts(self.table)
         counts, model = self.table.counts, self.model
         queued = [waiter for key in model.keys.values() for waiter in key.queue]
         passed = [waiter for waiter in model.away if waiter not in queued]
