@@ -460,8 +460,7 @@ class Slots:
             free = most - len(entry.holds)
             is_simple = not (queue.away or queue.returned or queue.told or queue.processes)
             if rate is not None or queue.is_grouped or not is_simple:
-                places = free if rate is None else rate.free(now) - queue.places
-                found = queue.first(free, places)
+                found = self.first(entry, queue, now)
                 if found is None:
                     break
                 if queue.leaves_out(found):
@@ -491,6 +490,11 @@ class Slots:
             self._look_ahead(entry, queue, most - len(entry.holds), now)
         if not (entry.holds or queue) and self.is_here(entry):
             self.remove(entry)
+
+    def first(self, entry: Entry, queue: Queue[Waiter], now: float) -> Waiter | None:
+        """Return whose turn it is; all that it needs may not be free yet."""
+        free, rate = min(entry.limit, self.max_holds) - len(entry.holds), queue.rate
+        return queue.first(free, free if rate is None else rate.free(now) - queue.places)
 
     def _look_ahead(self, entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:
         """See to it that those who are left are looked at: with the next place, and if they ask.
@@ -527,22 +531,25 @@ class Slots:
         return True
 
     def look_behind(self, process: ClientProcess, now: float) -> None:
-        """See to it that those go on who have waited behind a process that asks no more.
+        """See to it that those go on who wait behind a process, which asks by now, or asks no more.
 
         In other steps: this one may be about another key, or in the midst of that.
         """
         if process.behind:
-            self.later(partial(self._go_on_behind, process), now)
+            self.later(partial(self._go_on_behind, process, len(process.behind)), now)
 
-    def _go_on_behind(self, process: ClientProcess, now: float, effects: list[Effect]) -> bool:
-        for _ in range(min(STEP, len(process.behind))):
-            if process.asking is not None:
-                break  # it asks again, and they wait behind it
+    def _go_on_behind(
+        self, process: ClientProcess, most: int, now: float, effects: list[Effect]
+    ) -> bool:
+        # No more than there were: those who wait behind it again are noted again.
+        for _ in range(min(STEP, most, len(process.behind))):
             lane, found = process.behind.popitem(last=False)
             entry: Entry = found
             entry.queue().let_in(lane)
             self.promote(entry, now, effects)
-        return process.asking is not None or not process.behind
+        if most > STEP:
+            self.later(partial(self._go_on_behind, process, most - STEP), now)
+        return True
 
     def pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Let others have the slot that is held for somebody, who is in line again if it was told."""

@@ -139,8 +139,6 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         told: bool = True,
     ) -> None:
         peer = self.peers.pop(number)
-        if peer.asks:
-            self.stopped.append(peer.instance)
         waiters = [*([peer.waiting] if peer.waiting else []), *peer.enqueued]
         gone = []
         for waiter in dict.fromkeys(waiters):
@@ -205,7 +203,6 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         """Go on with nothing but some of the holds whose tokens are known to somebody, and pauses."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended, self.starved = {}, {}, [], set(), {}
-        self.stopped = []
         self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:

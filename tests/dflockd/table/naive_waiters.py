@@ -180,7 +180,6 @@ class NaiveWaiters(NaiveState):
         waiter.is_told = waiter.has_slot = True
         self._set(waiter, turn)
         self.peers[number].asks, self.peers[number].told = False, waiter
-        self.stopped.append(waiter.instance)
         self.seen["told"] += 1
         self.answers.append(Answer(number, "turn", waiter=waiter))
 

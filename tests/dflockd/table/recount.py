@@ -173,19 +173,20 @@ def _check_groups(entry: Entry, queue: GroupedQueue[Waiter], in_line: list[Waite
         theirs = lanes.get(name, [])
         assert (lane.name, lane.taken) == (name, taken[name])
         _check_lines(lane, theirs)
-        is_open = lane.has_room(1) and not lane.is_stuck
-        ready = theirs if is_open else []
-        plain = [waiter for waiter in ready if not waiter.is_rated]
+        may = theirs if lane.has_room(1) else []
+        ready = [] if lane.is_stuck else may
+        plain = [w for w in may if not (w.is_rated or lane.is_plain_stuck)]
+        rated = [waiter for waiter in ready if waiter.is_rated]
         assert lane.waiting == len(theirs)
         assert lane.ready == len(ready)
-        assert lane.anytime == sum(waiter.process is None for waiter in ready)
+        assert lane.rated_ready == sum(waiter.process is None for waiter in rated)
         assert lane.plain == sum(waiter.process is None for waiter in plain)
         assert (name in queue._resting) == bool(theirs and not ready)
         assert (lane in queue._ring.lanes) == bool(ready)
         assert (lane in queue._plain_ring.lanes) == bool(plain)
     there = list(queue._lanes.values())
     assert queue.groups == sum(lane.waiting > 0 for lane in there)
-    assert queue._anytime == sum(lane.anytime for lane in there)
+    assert queue._rated_ready == sum(lane.rated_ready for lane in there)
     assert queue._plain == sum(lane.plain for lane in there)
     assert all(queue._lanes.get(name) is lane for name, lane in queue._resting.items())
     _check_ring(queue._ring, queue, is_plain=False)
