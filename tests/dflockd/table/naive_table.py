@@ -151,6 +151,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             for waiter in list(key.queue):
                 if waiter.peer == number and not waiter.is_told:
                     key.queue.remove(waiter)
+            self._look_at_groups(key)  # one that is empty now has lost its turn
         # Who has waited for a place may have been the last one there.
         self.keys = {name: key for name, key in self.keys.items() if key.is_used}
         for waiter in peer.enqueued:
