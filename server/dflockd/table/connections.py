@@ -82,7 +82,7 @@ class Connections:
         for waiter in left:
             self.slots.look_after(waiter, now, effects)
         last, peer.told = peer.told, None
-        if last is not None and last.is_told:
+        if last is not None and last.is_told and last.told_on is peer:
             # Its process may never have heard of it.
             self.slots.pass_on(last, now, effects)
         if peer.process is not None:

@@ -619,7 +619,7 @@ class Slots:
         assert process is not None
         asking: Peer = process.asking
         self.reservations.tell(waiter, turn, now)
-        asking.told = waiter
+        asking.told, waiter.told_on = waiter, asking
         answer_asking(process, YourTurn(waiter.ticket), effects)
         self.look_behind(process, now)
 

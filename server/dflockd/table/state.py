@@ -325,6 +325,7 @@ class Waiter(Position):
         "peer",
         "reserve",
         "ticket",
+        "told_on",
         "turn",
         "two_phase",
         "until",
@@ -376,6 +377,8 @@ class Waiter(Position):
         self.turn: float | None = None
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
         self.process = None
+        self.told_on: Peer | None = None
+        """The connection on which its process was told of its turn last."""
         self.until = 0.0
         """When a wait that began is over; nothing ends it while it is its turn."""
 

@@ -51,6 +51,8 @@ class Waiter:
     """When the wait of its connection is over, unless it is its turn."""
     is_told: bool = False
     """Whether its turn has come; others may go first by now."""
+    told_on: int = 0
+    """The connection on which its process was told of its turn last."""
     has_slot: bool = False
     ticket: bytes | None = None
     is_renamed: bool = False

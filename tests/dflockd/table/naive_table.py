@@ -161,7 +161,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             if waiter.name in self.keys:
                 self._serve(waiter.name)
         last = peer.told
-        if last is not None and last.peer and last.is_told and self.is_in_line(last):
+        is_its_last = last is not None and last.told_on == number and self.is_in_line(last)
+        if last is not None and is_its_last and last.peer and last.is_told:
             self._be_untold(last)
         for waiter in peer.enqueued:
             if waiter.hold is None and self.is_in_line(waiter):
