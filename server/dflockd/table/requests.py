@@ -124,9 +124,7 @@ class Requests:
         )
         waiter.reserve = asked.reserve
         if not asked.timeout:
-            reply = self.slots.end_wait(waiter, now)
-            self._look_behind(entry, now, effects)
-            return reply
+            return self.slots.end_wait(waiter, now, effects)
         self.slots.block(waiter, asked.timeout, now)
         if entry.queue().is_grouped:
             self._look_behind(entry, now, effects)
@@ -187,10 +185,7 @@ class Requests:
             return hold
         waiter.reserve = asked.reserve
         if asked.timeout == 0 and not waiter.is_told:
-            leaves_room, reply = waiter.leaves_room, self.slots.end_wait(waiter, now)
-            if leaves_room:
-                self.slots.look_after(waiter, now, effects)
-            return reply
+            return self.slots.end_wait(waiter, now, effects)
         self.slots.block(waiter, asked.timeout, now)
         return None
 

@@ -355,12 +355,18 @@ class Slots:
             peer.waiting = None
             effects.append((peer.id, reply))
 
-    def end_wait(self, waiter: Waiter, now: float) -> Reply:
-        """Return what the end of a wait for lack of time is answered with.
+    def end_wait(self, waiter: Waiter, now: float, effects: list[Effect]) -> Reply:
+        """Return what the end of a wait for lack of time is answered with; others may go on then.
 
         The waiter's deadline is not set any more. No position is kept for longer than any lease may
         last.
         """
+        leaves_room, reply = waiter.leaves_room, self._out_of_time(waiter, now)
+        if leaves_room:
+            self.look_after(waiter, now, effects)
+        return reply
+
+    def _out_of_time(self, waiter: Waiter, now: float) -> Reply:
         most = self.limits.max_lease * 1000
         reserve = waiter.reserve
         if reserve is None or max(reserve) > most or not self.reservations.has_room(waiter):
@@ -381,20 +387,26 @@ class Slots:
         return TimedOut(ticket)
 
     def look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        """Go on where somebody is away or gone who `leaves_room`."""
+        """Go on where somebody is away or gone who has left room."""
         if self.is_here(waiter.entry):
             self.promote(waiter.entry, now, effects)
 
-    def leave(self, waiter: Waiter) -> None:
-        """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
+    def leave(self, waiter: Waiter) -> bool:
+        """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free.
+
+        Returns:
+            Whether to `look_after` that, for others may have their turn.
+        """
         if waiter.state == LISTENING:
             self.listen_no_more(waiter)
-            return
+            return False
+        leaves_room = waiter.leaves_room
         if waiter.state == WAITING:
             self.deadlines.clear(waiter)
         elif waiter.is_told:
             self.reservations.come_back(waiter, waiter.entry)
         self.give_up(waiter)
+        return leaves_room
 
     def give_up(self, waiter: Waiter) -> None:
         """Take a waiter whose deadline is no longer set out of its queue."""
@@ -708,10 +720,8 @@ class Slots:
     def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """End a wait that is due."""
         if waiter.state == WAITING:
-            peer, leaves_room = waiter.peer, waiter.leaves_room
-            effects.append((peer.id, self.end_wait(waiter, now)))
-            if leaves_room:
-                self.look_after(waiter, now, effects)
+            number, before = waiter.peer.id, len(effects)
+            effects.insert(before, (number, self.end_wait(waiter, now, effects)))
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)
 

@@ -399,8 +399,6 @@ class Waiter(Position):
         A slot that was set aside for it is free. Or somebody takes more than one: then others may
         have waited for it beside free slots.
         """
-        if self.hold is not None:  # it is in no line any more
-            return False
         queue = self.entry.waiters
         return self.turn is not None or (queue is not None and queue.is_heavy)
 
