@@ -26,7 +26,7 @@ FIRING = "dflock_firing"
 
 UNIQUE_FIELDS = ("key", "token", "until")
 
-NUMBERS = ("attempt", "since", "redelivery", "outage", "waited", "paused")
+NUMBERS = ("attempt", "since", "redelivery", "ended", "outage", "waited", "paused")
 """The fields of a `Header` that are numbers, and count for one retry of a task."""
 
 LARGEST = 1 << 53
@@ -50,6 +50,7 @@ class Header:
         ticket: the ticket of the position in the queue of the lock that was kept for this attempt.
         redelivery: how often this message has found another run of it under way.
         is_free: whether the lock was free the last time.
+        ended: how many runs of this message had ended then, as far as the workers remember.
         outage: how often in a row no lock server could be asked.
         waited: seconds in the consumer, of a wait that has gone through the broker since.
         paused: since when the time does not count, because the latest attempt was no conflict.
@@ -65,6 +66,7 @@ class Header:
     ticket: str | None = None
     redelivery: int = 0
     is_free: bool = False
+    ended: int = 0
     outage: int = 0
     waited: float = 0.0
     paused: float | None = None

@@ -122,12 +122,14 @@ def look_for_result(plan: Plan) -> str:
         The state of the task, where there was no result the second time either.
     """
     state = drop_if_ended(plan)
-    if plan.header.is_free:
+    ended = _found(plan).count(_run_of(plan))
+    # A run may have ended at this moment: it releases its lock, then stores its result. That holds
+    # the second time as well, of one that has run between the two.
+    if plan.header.is_free and plan.header.ended >= ended:
         return state
-    # The run may have ended at this moment: it releases its lock, then stores its result.
     error = LockNotAcquiredError(plan.keys[0], "another run of this task has just ended")
     number = plan.header.redelivery or 1
-    header = replace(plan.header, redelivery=number, is_free=True)
+    header = replace(plan.header, redelivery=number, is_free=True, ended=ended)
     requeue.send_again(plan, RESULT_PAUSE, header, error)
     logger.info("task %s: its redelivery looks for a result once more", plan.name)
     raise RedeliveryRequeued
@@ -223,13 +225,13 @@ def _marks(plan: Plan, label: str = "") -> DistributedSemaphore:
     return DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
 
 
-def _found(plan: Plan) -> set[str]:
+def _found(plan: Plan) -> list[str]:
     """Return the runs of a task that are remembered."""
     try:
-        return {each["label"].split(" ")[0] for each in _marks(plan).inspect()["holders"]}
+        return [each["label"].split(" ")[0] for each in _marks(plan).inspect()["holders"]]
     except errors.RemoteError as exc:
         logger.warning("cannot tell whether a task has run already: %s", exc)
-        return set()
+        return []
 
 
 def _leave(plan: Plan, more: str = "") -> None:

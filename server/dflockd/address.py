@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -76,10 +77,16 @@ def parse_server(server: ServerLike) -> Address:
         raise _bad(server)
     if host == UNIX_PREFIX or host.split() != [host]:
         raise _bad(server)
-    is_unix = host.startswith(UNIX_PREFIX)
-    if not (is_unix or 1 <= port <= 65535):
+    if host.startswith(UNIX_PREFIX):
+        return Address(host, 0)
+    if not 1 <= port <= 65535 or "[" in host or "]" in host:
         raise _bad(server)
-    return Address(host, 0 if is_unix else port)
+    if ":" in host:
+        try:
+            host = _usual(host)
+        except (OSError, ValueError):
+            raise _bad(server) from None
+    return Address(host, port)
 
 
 def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
@@ -153,6 +160,17 @@ def _split(text: str) -> tuple[str, int]:
     if port and not (port.isascii() and port.isdigit()):
         raise _bad(text)
     return host, int(port) if port else DEFAULT_PORT
+
+
+def _usual(host: str) -> str:
+    """Return an address of IPv6 as it is usually written: one server has one name.
+
+    Raises:
+        OSError, ValueError: it is none.
+    """
+    number, percent, zone = host.partition("%")
+    packed = socket.inet_pton(socket.AF_INET6, number)
+    return socket.inet_ntop(socket.AF_INET6, packed) + percent + zone
 
 
 def _bad(server: object) -> InvalidArgumentError:

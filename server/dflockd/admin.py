@@ -6,8 +6,9 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from dflockd import clock
 from dflockd.address import Seeds, ServerLike, parse_server, parse_servers
-from dflockd.client import arguments, clock, operations
+from dflockd.client import arguments, operations
 from dflockd.client.blocking import drive
 from dflockd.client.connection import Connection, Route
 from dflockd.client.conversation import asker, connect, talk

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dflockd import __version__, compiled
-from dflockd.address import parse_server
+from dflockd import __version__, clock, compiled
+from dflockd.address import Address, parse_server
 from dflockd.cluster import Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.cluster.member import SECRET_SIZE
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 after a clean stop, 1 if the address cannot be bound, 2 for a bad setting.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    is_server = arguments[:1] not in (["cluster"], ["top"])
+    _hold_hangups(is_server)
     if arguments[:1] == ["cluster"]:
         return _command(arguments[1:])
     if arguments[:1] == ["top"]:
@@ -90,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_told = logger.isEnabledFor(logging.DEBUG)
             logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
             return 1
+        finally:
+            _hold_hangups(True)  # a loop that closes has it end the process again
 
 
 def _in_one_line(exc: Exception) -> str:
@@ -172,14 +176,14 @@ async def _serve(settings: Settings) -> int:
         if settings["state_dir"] is not None:
             state = StateDir(
                 settings["state_dir"],
-                time.monotonic(),
+                clock.now(),
                 limits,
                 recover=settings["state_recover"],
             )
             fence, secret = max(fence, state.fence), state.secret
         table = LockTable(limits, TokenIssuer(secret, fence), kept=state is not None)
         if state is not None:
-            state.start(table, time.monotonic())
+            state.start(table, clock.now())
     except StateError as exc:
         logger.error("%s", exc)
         return 1
@@ -197,7 +201,7 @@ async def _serve(settings: Settings) -> int:
         await http.stop()
     if state is not None:
         try:
-            state.close(time.monotonic())
+            state.close(clock.now())
         except OSError as exc:
             logger.error(
                 "--state-dir %s: not everything was written to the disk: %s",
@@ -287,7 +291,7 @@ async def _enter(
     told: type[StoreError] | None = None
     said_at = 0.0
     while obstacle is not None:
-        now = time.monotonic()
+        now = clock.now()
         is_known = type(obstacle) is told and now < said_at + AGREE_REMIND
         if not is_known:
             told, said_at = type(obstacle), now
@@ -343,7 +347,12 @@ def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
     """Return what is set once the process is to stop."""
     stopped = asyncio.Event()
     _on_signals(stopped)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings, store)
+    loop, wished = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, wished.set)
+    loop.create_task(
+        _reload_when(wished, settings, store)
+    )  # which the event keeps, and the loop that
+    _hold_hangups(False)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return stopped
@@ -427,7 +436,7 @@ async def _listen(server: Server, http: HttpServer | None, settings: Settings, w
         logger.error("cannot listen on --unix-socket %s: %s", settings["unix_socket"], exc)
         return False
     except (OSError, UnicodeError) as exc:
-        where = f"{settings['host']}:{settings['port']}"
+        where = Address(settings["host"], settings["port"])
         logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
         return False
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
@@ -442,7 +451,7 @@ async def _show(http: HttpServer, settings: Settings) -> bool:
     try:
         await http.start()
     except (OSError, UnicodeError) as exc:
-        where = f"{settings['http_host']}:{settings['http_port']}"
+        where = Address(settings["http_host"], settings["http_port"])
         logger.error(
             "cannot listen on %s: %s: choose another --http-host or --http-port", where, exc
         )
@@ -462,6 +471,20 @@ def _kept(state: StateDir | None) -> str:
             f"{math.ceil(state.recovery)} s, while clients renew what they hold"
         )
     return text
+
+
+def _hold_hangups(is_held: bool) -> None:
+    """Have SIGHUP wait, or come; many that wait are one."""
+    how = signal.SIG_BLOCK if is_held else signal.SIG_UNBLOCK
+    signal.pthread_sigmask(how, [signal.SIGHUP])
+
+
+async def _reload_when(wished: asyncio.Event, settings: Settings, store: EtcdStore | None) -> None:
+    """Reload each time that it is wished; a burst is one wish, for it would hold up all clients."""
+    while True:
+        await wished.wait()
+        wished.clear()
+        _reload(settings, store)
 
 
 def _reload(settings: Settings, store: EtcdStore | None) -> None:

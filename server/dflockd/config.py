@@ -125,6 +125,13 @@ def _read_cluster(text: str) -> tuple[str, ...]:
     return endpoints
 
 
+def _read_host(text: str) -> str:
+    address = parse_server((text, 1))
+    if address.unix_path is not None or "\0" in text:
+        raise ValueError
+    return address.host
+
+
 def _read_address(text: str) -> str:
     address = parse_server(text)
     if address.unix_path is not None or not is_name(str(address)):
@@ -142,9 +149,16 @@ def _read_prefix(text: str) -> str:
 _PREFIX = ValueKind(f"a prefix of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
 _CLUSTER = ValueKind("etcd://host:2379, several separated by commas", _read_cluster)
 _ADDRESS = ValueKind("host:port", _read_address)
+_HOST = ValueKind("a host name or address, such as 127.0.0.1 or ::1", _read_host)
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("--host", "DFLOCKD_HOST", "0.0.0.0", _text("a host name or address"), "Bind address"),
+    Setting(
+        "--host",
+        "DFLOCKD_HOST",
+        "0.0.0.0",
+        _HOST,
+        "Bind address; :: is every address, of IPv4 too",
+    ),
     Setting("--port", "DFLOCKD_PORT", 6388, _number(0, 65535), "Bind port; 0 picks a free one"),
     Setting(
         "--default-lease-ttl",
@@ -413,7 +427,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--http-host",
         "DFLOCKD_HTTP_HOST",
         "127.0.0.1",
-        _text("a host name or address"),
+        _HOST,
         "Bind address for health checks, metrics and the live page",
     ),
     Setting(

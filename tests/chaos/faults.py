@@ -23,7 +23,7 @@ KINDS = {
 
 kill: SIGKILL and a new start. restart: SIGTERM and a new start. stop: SIGSTOP, and SIGCONT later.
 step: kill, and a new start with another wall clock. shift: kill, and a new start with another
-monotonic clock, in a time namespace: only root may do that, and not on every machine. child:
+clock that nobody can set, in a time namespace: only root may do that, and not on every machine. child:
 SIGKILL for one process of a worker's pool. cut: all connections are reset. delay: nothing is passed
 on for a while. refuse: cut, and no new connections for a while. deafen: whoever a link leads to hears
 nothing for a while, but is heard. silence: it hears, and is not heard.

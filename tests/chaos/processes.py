@@ -32,7 +32,7 @@ class Server(LockServer):
         self.step = 0.0
         """Seconds by which its wall clock is wrong at its next start."""
         self.shift = 0
-        """The same for its monotonic clock."""
+        """The same for the clock that nobody can set."""
 
     def _after_start(self) -> None:
         if self._has_port:
@@ -44,7 +44,10 @@ class Server(LockServer):
     def _command(self) -> Sequence[str]:
         words = list(super()._command())
         what = ["tests.chaos.stepped", f"{self.step:.3f}"] if self.step else [self._module]
-        where = ["unshare", "-T", "--monotonic", str(self.shift)] if self.shift else []
+        clocks = (
+            part for name in ("--monotonic", "--boottime") for part in (name, str(self.shift))
+        )
+        where = ["unshare", "-T", *clocks] if self.shift else []
         return [*where, *words[:2], *what, *words[3:]]
 
 

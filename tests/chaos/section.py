@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dflockd.client import clock
+from dflockd import clock
 from dflockd.client.lock import LockBase
 from tests.chaos.history import Recorder, now, shared
 from tests.chaos.resource import FencedResource

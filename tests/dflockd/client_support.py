@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from dflockd import client as async_client
-from dflockd import sync_client
-from dflockd.client import clock, process
+from dflockd import clock, sync_client
+from dflockd.client import process
 from tests import forkserver
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import clock, connection
+from dflockd import clock
+from dflockd.client import connection
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, Time, client_named

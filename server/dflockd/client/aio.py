@@ -18,8 +18,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from dflockd import errors
-from dflockd.client import clock, operations, process
+from dflockd import clock, errors
+from dflockd.client import operations, process
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection
 from dflockd.client.flow import Awaited, Flow, Hear, Pause, Ready
@@ -342,10 +342,14 @@ class DistributedLock(LockBase):
         loop = asyncio.get_running_loop()
 
         def call() -> None:
+            # Now: until a busy loop gets to it, the owner may have forgotten the lock that it lost.
+            lock = reference()
+            if lock is None:
+                return
             try:
-                loop.call_soon_threadsafe(_tell, reference, on_lost, loop)
+                loop.call_soon_threadsafe(_tell, lock, on_lost, loop)
             except RuntimeError:  # it is closed
-                _tell(reference, on_lost, None)
+                _tell(lock, on_lost, None)
 
         return call
 
@@ -374,14 +378,9 @@ _callbacks: set[asyncio.Future[Any]] = set()
 
 
 def _tell(
-    reference: weakref.ref[Any],
-    on_lost: Callable[[Any], object],
-    loop: asyncio.AbstractEventLoop | None,
+    lock: Any, on_lost: Callable[[Any], object], loop: asyncio.AbstractEventLoop | None
 ) -> None:
     """Tell the owner of a lost lock, on its event loop, or here if that is closed."""
-    lock = reference()
-    if lock is None:
-        return
     try:
         result = on_lost(lock)
     except BaseException as exc:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from dflockd import errors
-from dflockd.client import clock, operations
+from dflockd import clock, errors
+from dflockd.client import operations
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection
 from dflockd.client.conversation import Heard

@@ -18,9 +18,8 @@ import weakref
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock
 from dflockd.client.flow import Flow, Hear, Pause, Ready
 from dflockd.client.frames import without_frames
 from dflockd.client.resolver import look_up, under_way
@@ -89,6 +88,9 @@ Forks of other threads wait: the child would have a socket that it does not know
 published: set[Address] = set()
 """Servers that know the published protocol alone, until a connection to them ends: from then on another
 one may be there."""
+
+answered: dict[Address, Any] = {}
+"""Of a name that has several addresses, the one where a server was last."""
 
 
 class Connection:
@@ -384,6 +386,8 @@ def _reach(route: Route, until: float) -> Flow[Connection]:
             if isinstance(looking.outcome, Exception):
                 raise looking.outcome
             found = _usable(looking.outcome)
+            # It may take seconds to see that another one is dead: not with each connection.
+            found.sort(key=lambda each: each[3] != answered.get(route.address))
     error: OSError | None = None
     for number, (family, kind, protocol, where) in enumerate(found):
         now = clock.now()
@@ -392,6 +396,8 @@ def _reach(route: Route, until: float) -> Flow[Connection]:
         try:
             link = Connection(route, family, kind, protocol)
             yield from link.reach(where, now + share)
+            if len(found) > 1:
+                answered[route.address] = where
             return link
         except OSError as exc:
             error = without_frames(exc)
@@ -441,9 +447,9 @@ def reason(exc: BaseException) -> str:
 
 def wait_before_fork() -> None:
     """Wait until no other thread is making a socket: that takes no longer than a system call."""
-    until = time.monotonic() + FORK_PATIENCE
+    until = clock.now() + FORK_PATIENCE
     me = threading.get_ident()
-    while any(each != me for each in _making) and time.monotonic() < until:
+    while any(each != me for each in _making) and clock.now() < until:
         time.sleep(0)
 
 

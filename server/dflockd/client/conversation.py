@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock, connection
+from dflockd.client import connection
 from dflockd.client.connection import CONNECT_TIMEOUT, Connection, Route, dial, reason
 from dflockd.client.flow import Flow
 from dflockd.client.frames import without_frames

@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from dflockd.client import clock, forks
+from dflockd import clock
+from dflockd.client import forks
 from dflockd.client.connection import Connection
 from dflockd.client.flow import Signal
 from dflockd.client.operations import Grant, Target

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, Never, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
-from dflockd.client import arguments, clock, operations, process
+from dflockd.client import arguments, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import OwnerLike, Reservation
 from dflockd.client.connection import Route

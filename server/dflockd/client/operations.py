@@ -124,7 +124,7 @@ class Exchange(NamedTuple):
 
 
 class TimedReply(NamedTuple):
-    """One reply, with the monotonic times at which its request left and it came."""
+    """One reply, with the times at which its request left and it came."""
 
     line: bytes
     sent: float

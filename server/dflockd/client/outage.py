@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from dflockd.client import clock
+from dflockd import clock
 
 PAUSE = 60.0
 """Seconds from one line at WARNING about a server to the next."""

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock, operations
+from dflockd.client import operations
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
 from dflockd.client.connection import Connection, Route

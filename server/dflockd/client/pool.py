@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 
-from dflockd.client import clock
+from dflockd import clock
 from dflockd.client.connection import Connection, Route
 from dflockd.client.flow import Signal
 

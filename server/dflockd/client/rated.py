@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dflockd.client import clock
+from dflockd import clock
 from dflockd.client.session import LockSession
 from dflockd.rates import RunRate
 from dflockd.wire import Rate

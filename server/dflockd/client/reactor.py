@@ -27,7 +27,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dflockd.client import clock
+from dflockd import clock
 from dflockd.client.connection import CONNECTIONS, Connection
 from dflockd.client.flow import Awaited, Flow, Pause, Ready, Signal
 from dflockd.client.greenlets import make_selector, select_green
@@ -192,9 +192,9 @@ class Reactor:
         A thread that waits for the interpreter's lock while the interpreter goes away can crash Python:
         https://github.com/python/cpython/issues/84058. Up to 3.12 it did for one that had just begun.
         """
-        until = time.monotonic() + LONGEST_BEGINNING
+        until = clock.now() + LONGEST_BEGINNING
         while self._started or (self._thread and self._wakes_at == -math.inf):
-            if time.monotonic() > until:
+            if clock.now() > until:
                 return
             time.sleep(0.001)
 

@@ -10,9 +10,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeAlias
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock
 from dflockd.client.connection import Route
 from dflockd.client.conversation import ask_on, asker, connect
 from dflockd.client.flow import Flow, Hear

@@ -16,9 +16,8 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock
 from dflockd.client.connection import Connection
 from dflockd.client.conversation import SILENCE, asker, connect
 from dflockd.client.flow import Flow, Pause, Ready, Signal

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock, operations
+from dflockd.client import operations
 from dflockd.client.connection import Connection, Route
 from dflockd.client.conversation import (
     SILENCE,

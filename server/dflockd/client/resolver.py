@@ -6,7 +6,7 @@ import _thread
 import socket
 from typing import Any
 
-from dflockd.client import clock
+from dflockd import clock
 from dflockd.client.flow import Signal
 from dflockd.client.greenlets import current_hub
 

@@ -14,9 +14,8 @@ from functools import lru_cache, partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address, Seeds, parse_server
-from dflockd.client import clock
 from dflockd.client.flow import Flow, Pause
 from dflockd.client.frames import without_frames
 from dflockd.client.operations import (
@@ -100,8 +99,8 @@ class ShardMap:
         seeds: where it begins.
         servers: all servers, as far as known.
         report: what was said last about all shards; ``None`` before.
-        loaded_at: monotonic time of the latest `update`, ``-inf`` before the first.
-        loading_until: monotonic time until which nobody else need load it, for one does so.
+        loaded_at: when the latest `update` came, ``-inf`` before the first.
+        loading_until: until when nobody else need load it, for one does so.
         signs: when somebody last looked whether a server is alive, and whether it is; ``None`` while
             that is not known yet.
     """
@@ -268,7 +267,7 @@ class Pursuit:
         shards: the map, which learns; ``None`` without a cluster: `first` is asked again, once if
             this does not insist.
         key: what is asked about.
-        until: monotonic time at which it ends; ``None`` for never.
+        until: when it ends; ``None`` for never.
         asks: what servers are asked about themselves with.
         first: whom to ask first, whatever the map says.
         refusal: what that server has said already.

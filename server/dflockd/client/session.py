@@ -23,9 +23,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock, forks, operations, outage
+from dflockd.client import forks, operations, outage
 from dflockd.client.connection import Connection, Route
 from dflockd.client.conversation import Heard, ask, talk
 from dflockd.client.flow import Flow, Hear, Pause, Signal

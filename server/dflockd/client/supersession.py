@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import clock, operations
+from dflockd.client import operations
 from dflockd.client.conversation import asker, connect, talk
 from dflockd.client.flow import Flow
 from dflockd.client.lease import Lease

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
+from dflockd import clock
 from dflockd.errors import InvalidArgumentError, RemoteError
 from dflockd.shards import (
     NUM_SHARDS,
@@ -229,7 +230,7 @@ def _document(mapping: ShardMapping, roster: Roster, now: float) -> Mapping[str,
 
 
 async def _rebalance(cluster: Cluster, parsed: argparse.Namespace) -> None:
-    started = time.monotonic()
+    started = clock.now()
     if not await cluster.get_candidates():
         raise CommandError("no server is alive that shards could be moved to")
     await _refuse_recovering(cluster, range(NUM_SHARDS))
@@ -238,7 +239,7 @@ async def _rebalance(cluster: Cluster, parsed: argparse.Namespace) -> None:
 
 
 async def _move(cluster: Cluster, parsed: argparse.Namespace) -> None:
-    started = time.monotonic()
+    started = clock.now()
     await _refuse_recovering(cluster, parsed.shards)
     moved = await cluster.move_shards(parsed.shards, parsed.to)
     await _moved(cluster, moved, started)
@@ -273,14 +274,14 @@ async def _refuse_recovering(cluster: Cluster, shards: Iterable[int]) -> None:
 
 async def _moved(cluster: Cluster, moved: int, started: float) -> None:
     """Wait until every shard is where it should be, and say how they got there."""
-    while time.monotonic() < started + MOVE_TIMEOUT:
+    while clock.now() < started + MOVE_TIMEOUT:
         nodes = set(await cluster.get_nodes())
         mapping = await cluster.mapper.load_shard_mapping()
         left = sum(r.current != r.target and r.target in nodes for r in mapping.records)
         if not left:
             recovering = sum(record.recovers > time.time() for record in mapping.records)
             note = f"; {recovering} recover: they were not handed over" if recovering else ""
-            print(f"{moved} shards moved in {time.monotonic() - started:.1f} s{note}")
+            print(f"{moved} shards moved in {clock.now() - started:.1f} s{note}")
             return
         await asyncio.sleep(POLL)
     raise CommandError(

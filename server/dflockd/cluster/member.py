@@ -9,11 +9,11 @@ import math
 import os
 import random
 import secrets
-import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from dflockd import clock
 from dflockd.cluster.backoff import Backoff
 from dflockd.cluster.node import Node
 from dflockd.cluster.parameters import ClusterParameters
@@ -137,7 +137,7 @@ class Member:
         """
         node = self.node
         if node.membership.lease:
-            node.leave(time.monotonic(), timeout)
+            node.leave(clock.now(), timeout)
             self._step()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -168,7 +168,7 @@ class Member:
         async with contextlib.aclosing(follow(self._store, self.node.view.prefix)) as found:
             try:
                 async for news in found:
-                    now = time.monotonic()
+                    now = clock.now()
                     if isinstance(news, list):
                         self.node.changed(news, now)
                     else:
@@ -184,7 +184,7 @@ class Member:
         kept_until = 0.0
         while True:
             self._wants_lease.clear()
-            made = time.monotonic()
+            made = clock.now()
             try:
                 if await self._keep_lease():
                     kept_until = made + 3 * third
@@ -196,7 +196,7 @@ class Member:
             except StoreError as exc:
                 if not isinstance(exc, LeaseGoneError):  # else the node finds out by its heartbeat
                     self._complain("lease", exc)
-                now = time.monotonic()
+                now = clock.now()
                 pause = backoff.failed(made, now, kept_until - now) - now
             else:
                 self._is_well("lease")
@@ -209,7 +209,7 @@ class Member:
         node = self.node
         if node.membership.wants_lease:
             lease = await self._store.grant_lease(node.parameters.serving_lease)
-            node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
+            node.enlist(uuid.uuid4().hex, lease.id, clock.now())
             self._step()
         elif node.membership.lease:
             await self._store.keep_alive(node.membership.lease)
@@ -237,11 +237,11 @@ class Member:
             self._replaced(exc)
         except StoreError as exc:
             self._complain(transaction.kind.value, exc)
-        self.node.answered(transaction, outcome, time.monotonic())
+        self.node.answered(transaction, outcome, clock.now())
         self._step()
 
     def _replaced(self, exc: StoreReplacedError) -> None:
-        self.node.replaced(str(exc), time.monotonic())
+        self.node.replaced(str(exc), clock.now())
         self._step()
 
     async def _close_store(self) -> None:
@@ -256,7 +256,7 @@ class Member:
             store.begin_anew()
             try:
                 lease = lease or (await store.grant_lease(math.ceil(node.parameters.grace))).id
-                await store.txn((), node.closing(lease, time.monotonic()))
+                await store.txn((), node.closing(lease, clock.now()))
             except LeaseGoneError:
                 lease = 0
             except StoreError as exc:
@@ -279,7 +279,7 @@ class Member:
 
     def _due(self) -> None:
         self._timer = None
-        self.node.advance(time.monotonic())
+        self.node.advance(clock.now())
         self._step()
 
     # Outputs.
@@ -300,7 +300,7 @@ class Member:
         self._tell()
         if self._timer is not None:
             self._timer.cancel()
-        now = time.monotonic()
+        now = clock.now()
         # It may be endless, which a timer cannot be.
         deadline = min(self.node.next_deadline(), now + self.node.parameters.serving_lease)
         if not self._lapsed:
@@ -315,7 +315,7 @@ class Member:
 
     def _tell(self) -> None:
         """Say so when locks are not granted any more, and when they are again."""
-        lapsed = not self.node.may_serve(time.monotonic())
+        lapsed = not self.node.may_serve(clock.now())
         if self.node.leases.over_at is not None:
             self._lapsed = True  # which has been said
         if lapsed and not self._lapsed:

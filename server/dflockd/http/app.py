@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from typing import TypeAlias
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from dflockd import __version__, compiled
+from dflockd import __version__, clock, compiled
+from dflockd.address import Address
 from dflockd.http import view
 from dflockd.http.answers import AnswerError, Response, of_json, refused, text
 from dflockd.http.desk import BusyError, Desk
@@ -95,7 +95,7 @@ class HttpServer:
         Raises:
             OSError: the address cannot be bound; nothing is listening then.
         """
-        self._started = time.monotonic()
+        self._started = clock.now()
         loop, secret_size = self._server.loop, self._server.options.secret_size
         self._lag = LoopLag(loop)
         self._searches = Desk(MAX_SEARCHES)
@@ -131,11 +131,8 @@ class HttpServer:
         """Where it answers."""
         assert self._listener is not None
         scheme = "https" if self._options.tls else "http"
-        names = (sock.getsockname()[:2] for sock in self._listener.sockets)
-        return [
-            f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
-            for host, port in names
-        ]
+        names = (Address(*sock.getsockname()[:2]) for sock in self._listener.sockets)
+        return [f"{scheme}://{name}/" for name in names]
 
     async def stop(self) -> None:
         """End, and close what is open."""
@@ -180,8 +177,18 @@ class HttpServer:
             "/api/stats": {"GET": self._stats},
             "/api/shards": {"GET": self._shards},
             "/api/locks": {"GET": self._list},
-            "/api/lock": {"GET": self._show, "DELETE": self._release},
-            "/api/pause": {"POST": self._pause, "DELETE": self._resume},
+            "/api/lock": {
+                "GET": self._show,
+                "DELETE": self._change(
+                    self._release, "release the locks of others", "key", "space", "fence"
+                ),
+            },
+            "/api/pause": {
+                "POST": self._change(
+                    self._pause, "pause a key", "key", "space", "for", "reason", "by"
+                ),
+                "DELETE": self._change(self._resume, "resume a key", "key", "space"),
+            },
             **self._page(),
         }
 
@@ -202,7 +209,7 @@ class HttpServer:
         ready, checks = look(self._probes)
         body = {
             "ready": ready,
-            "status": self._server.table.status(time.monotonic()),
+            "status": self._server.table.status(clock.now()),
             "checks": [check._asdict() for check in checks],
         }
         return of_json(body, 200 if ready else 503)
@@ -222,10 +229,10 @@ class HttpServer:
             {
                 "version": __version__,
                 "compiled": compiled,
-                "uptime_s": round(time.monotonic() - self._started, 3),
+                "uptime_s": round(clock.now() - self._started, 3),
                 "addresses": server.addresses,
                 "ready": ready,
-                "status": table.status(time.monotonic()),
+                "status": table.status(clock.now()),
                 "checks": [check._asdict() for check in checks],
                 "keys": len(table),
                 "max_keys": table.limits.max_locks,
@@ -254,7 +261,7 @@ class HttpServer:
     async def _shards(self, _request: HttpRequest) -> Response:
         if self._cluster is None:
             return refused(404, "this server is in no cluster")
-        report = self._cluster.report(time.monotonic())
+        report = self._cluster.report(clock.now())
         return of_json(report.plain.json.decode())
 
     # Locks.
@@ -275,7 +282,7 @@ class HttpServer:
             notes = query.get("all", "") in ("1", "true")
             search = view.search(table, text, sort, most, notes=notes)
             found, matched, left_out = await slices.seen(search)
-            rows = await slices.seen(view.rows(found[offset:], time.monotonic()))
+            rows = await slices.seen(view.rows(found[offset:], clock.now()))
         numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
         return of_json(f'{{{numbers}, "locks": {rows}}}')
 
@@ -286,11 +293,10 @@ class HttpServer:
             return refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
         rate = self._server.table.rate_of(space, key)
-        detail = view.detail(space, key, entry, rate, time.monotonic())
+        detail = view.detail(space, key, entry, rate, clock.now())
         return of_json(await self._server.slices.seen(detail))
 
     async def _release(self, request: HttpRequest) -> Response:
-        self._check_operator("release the locks of others")
         space, key = _named(request)
         try:
             fence = _number(request.query.get("fence", ""), 0, (1 << 64) - 1)
@@ -303,7 +309,6 @@ class HttpServer:
         return of_json({"released": str(fence)})
 
     async def _pause(self, request: HttpRequest) -> Response:
-        self._check_operator("pause a key")
         key, query = _lock_named(request), request.query
         try:
             seconds = query.get("for")
@@ -321,20 +326,29 @@ class HttpServer:
         return of_json({"paused": key.decode()})
 
     async def _resume(self, request: HttpRequest) -> Response:
-        self._check_operator("resume a key")
         key = _lock_named(request)
         if self._server.resume(key, request.who) is not Status.OK:
             return refused(409, "not paused, or this server cannot tell at the moment")
         return of_json({"resumed": key.decode()})
 
-    def _check_operator(self, what: str) -> None:
-        """Let nobody do something who may not.
+    def _change(self, handler: Handler, what: str, *parameters: str) -> Handler:
+        """Return what carries out a change, for somebody who may, and only as it is meant.
 
-        Raises:
-            AnswerError: without a token anybody could.
+        Args:
+            handler: what changes something.
+            what: the change, for who may not.
+            parameters: those that there are. Without a misspelled one it would be another change.
         """
-        if self._server.options.auth_secret is None:
-            raise AnswerError(refused(403, f"set --auth-token-file: without it nobody may {what}"))
+
+        async def change(request: HttpRequest) -> Response:
+            if self._server.options.auth_secret is None:
+                return refused(403, f"set --auth-token-file: without it nobody may {what}")
+            if not request.query.keys() <= set(parameters):
+                names = ", ".join(parameters)
+                return refused(400, f"there is a parameter that is not known here: give {names}")
+            return await handler(request)
+
+        return change
 
 
 def _static(body: bytes, kind: str) -> Handler:
@@ -350,7 +364,7 @@ def _named(request: HttpRequest) -> tuple[Space, bytes]:
     space = view.SPACES.get(request.query.get("space", "lock"))
     if space is None or not key:
         raise AnswerError(refused(400, "give a key, and space=lock or space=semaphore"))
-    return space, key.encode(errors="replace")
+    return space, key.encode()
 
 
 def _lock_named(request: HttpRequest) -> bytes:

@@ -6,11 +6,11 @@ A `Gate` lets in whole, well-formed requests, one at a time, and ends what is sl
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from dflockd import clock
 from dflockd.http.answers import Response, encoded, text
 from dflockd.http.head import HeadReader, HttpRequest, RefusedHeadError
 from dflockd.server import Admission, Guest, SparingLog
@@ -250,7 +250,7 @@ class Gate(asyncio.Protocol):
     def relent(self) -> None:
         """Count as idle from now on: what there was to do is done, but for the answer."""
         self.is_idle = True
-        self.since = time.monotonic()
+        self.since = clock.now()
 
     def _answered(self, *, is_last: bool) -> None:
         """Be ready for the next request, unless this was the last."""

@@ -141,9 +141,14 @@ def _checked(head: bytes) -> HttpRequest:
         raise RefusedHeadError(501, "method not implemented")
     headers = _read(event)
     path, _, query = target.partition("?")
+    try:
+        path = unquote(path, errors="strict")
+        fields = parse_qsl(query, keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        # In its place would stand the key of somebody else.
+        raise RefusedHeadError(400, "request target that is not UTF-8") from None
     # Of several fields of one name the first one counts.
-    fields = dict(reversed(parse_qsl(query, keep_blank_values=True, errors="replace")))
-    return HttpRequest(method, unquote(path), fields, headers, state)
+    return HttpRequest(method, path, dict(reversed(fields)), headers, state)
 
 
 def _read(event: h11.Request) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from dflockd import clock
 from dflockd.server import Server
 from dflockd.shards.store import Size
 from dflockd.wire import MapReport
@@ -88,7 +88,7 @@ def probes_of(
         probes += [
             lambda: _store_answers(server, cluster),
             lambda: _joined(cluster),
-            lambda: shards.look(time.monotonic()),
+            lambda: shards.look(clock.now()),
         ]
     if door is not None:
         probes.append(lambda: _found(door))
@@ -150,7 +150,7 @@ def _not_draining(server: Server, cluster: ClusterHealth | None) -> Check:
 
 
 def _not_recovering(server: Server, cluster: ClusterHealth | None) -> Check:
-    now = time.monotonic()
+    now = clock.now()
     groups = list(server.table.each_partition())
     waits = [group.recovers_until - now for group in groups if group.recovers_until is not None]
     waits = [wait for wait in waits if wait > 0]
@@ -182,7 +182,7 @@ def _found(door: Door) -> Check:
 
 
 def _store_answers(server: Server, cluster: ClusterHealth) -> Check:
-    ok = server.table.status(time.monotonic()) not in ("cut off", "closed")
+    ok = server.table.status(clock.now()) not in ("cut off", "closed")
     reason = "the store answers"
     if not ok:
         reason = f"{cluster.trouble or 'no answer from the store'}: no lock is granted or renewed"

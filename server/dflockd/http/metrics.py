@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
@@ -21,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from dflockd import __version__, compiled
+from dflockd import __version__, clock, compiled
 from dflockd.cluster.tenures import Stage
 from dflockd.files import not_after
 from dflockd.http.health import ClusterHealth, Probe, look
@@ -52,11 +51,11 @@ class LoopLag:
         self._wake()
 
     def _wake(self) -> None:
-        self._due = time.monotonic() + LAG_INTERVAL
+        self._due = clock.now() + LAG_INTERVAL
         self._timer = self._loop.call_later(LAG_INTERVAL, self._look)
 
     def _look(self) -> None:
-        self.seen.add(max(0.0, time.monotonic() - self._due))
+        self.seen.add(max(0.0, clock.now() - self._due))
         self._wake()
 
     def stop(self) -> None:
@@ -134,14 +133,14 @@ class ServerCollector:
         yield _gauge(
             "dflockd_oldest_wait_seconds",
             "Longest current wait, as of the last look.",
-            deadlocks.oldest(time.monotonic()),
+            deadlocks.oldest(clock.now()),
         )
         ready, checks = look(self._probes)
         yield _gauge("dflockd_ready", "1 while /readyz says so.", int(ready))
         status = GaugeMetricFamily(
             "dflockd_status", "1 for the status that the server has.", labels=["status"]
         )
-        now = self._server.table.status(time.monotonic())
+        now = self._server.table.status(clock.now())
         for word in STATUSES:
             status.add_metric([word], int(word == now))
         yield status
@@ -323,7 +322,7 @@ class ServerCollector:
         yield _gauge(
             "dflockd_store_used_bytes", "Bytes of the database of etcd that are in use.", in_use
         )
-        now = time.monotonic()
+        now = clock.now()
         recovering = sum(
             1
             for group in self._server.table.each_partition()
@@ -360,10 +359,10 @@ class Exposition:
         return await asyncio.shield(self._making)
 
     async def _make(self) -> bytes:
-        if time.monotonic() >= self._of_process_until:
+        if clock.now() >= self._of_process_until:
             # Open files are counted one by one, which takes milliseconds with thousands of clients.
             self._of_process = await asyncio.to_thread(generate_latest, self._process)
-            self._of_process_until = time.monotonic() + PROCESS_INTERVAL
+            self._of_process_until = clock.now() + PROCESS_INTERVAL
         return await self._slices.seen(self._of_server()) + self._of_process
 
     def _of_server(self) -> Generator[None, None, bytes]:

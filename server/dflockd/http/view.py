@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from bisect import insort
 from collections.abc import Generator, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
+from dflockd import clock
 from dflockd.ranking import SORTS, Rank, Ranked
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.table.finding import Match, Walk, as_wanted
@@ -58,7 +58,7 @@ def search(
         The first of them, how many there are, and how many notes were left out. Some may have ended
         since they were found.
     """
-    rank, now = SORTS[sort], time.monotonic()
+    rank, now = SORTS[sort], clock.now()
     best: list[tuple[Rank, Found]] = []
     found = 0
     walk = Walk(table.each_partition(), as_wanted(text), people=False, notes=notes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Generator
 
+from dflockd import clock
 from dflockd.server.log import SparingLog
 from dflockd.table import LockTable
 from dflockd.table.blocking import DeadlockSearch, in_words
@@ -32,7 +32,7 @@ class Deadlocks:
 
     def __init__(self, table: LockTable) -> None:
         self._table = table
-        self._next = time.monotonic() + INTERVAL
+        self._next = clock.now() + INTERVAL
         self.longest = 0
         self.circles: list[str] = []
         self.number = 0
@@ -53,7 +53,7 @@ class Deadlocks:
         look = DeadlockSearch(self._table.each_partition() if self._table.counts.waiting else ())
         while not look.step():
             yield
-        self._next = time.monotonic() + INTERVAL
+        self._next = clock.now() + INTERVAL
         before = set(self.circles)
         self.longest, self.number = look.longest, len(look.circles)
         self._since, self.groups = look.since, look.groups

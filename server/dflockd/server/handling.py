@@ -7,12 +7,12 @@ import logging
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Final, NoReturn, Protocol
 
+from dflockd import clock
 from dflockd.server.admission import Admission
 from dflockd.server.deadlocks import Deadlocks
 from dflockd.server.log import SparingLog
@@ -55,10 +55,6 @@ _OF_OPERATORS: Final = frozenset((Evict, Pause, Resume))
 _DONE: Final = Status.OK
 _OK: Final = encode_reply(_DONE)
 _ERROR: Final = encode_reply(Status.ERROR)
-
-# Not `loop.time()`: uvloop's stands still during a turn of the loop. A lease counted from the start
-# of a long turn would end before the client, who counts from when it asked, takes it to be over.
-_now = time.monotonic
 
 logger = logging.getLogger("dflockd.server")
 
@@ -256,13 +252,13 @@ class Handling:
 
     def _report(self, number: int, request: Find | Inspect | Stats) -> Generator[None, None, Reply]:
         """Return the answer to a connection that wants to look at the table."""
-        until = _now() + self.slices.at_once
+        until = clock.now() + self.slices.at_once
         try:
-            steps = self.table.look(request, _now())
+            steps = self.table.look(request, clock.now())
             if not isinstance(steps, Search | Listing):
                 return steps
-            while not steps.step(_now()):
-                if _now() >= until:
+            while not steps.step(clock.now()):
+                if clock.now() >= until:
                     yield
             return Report(steps.text())
         except Exception:
@@ -352,7 +348,7 @@ class Handling:
         if self._timer is None or self._wakes > deadline:
             if self._timer is not None:
                 self._timer.cancel()
-            now = _now()
+            now = clock.now()
             self._wakes = min(deadline, now + self.options.sweep_interval)
             self._timer = self.loop.call_later(self._wakes - now, self._due)
 
@@ -367,10 +363,10 @@ class Handling:
         """Let what is due take effect, a step of the table at a time."""
         is_behind = False
         try:
-            now = _now()
+            now = clock.now()
             while not is_behind:
                 self._dispatch(self.table.advance(now))
-                due, now = self.table.next_deadline(), _now()
+                due, now = self.table.next_deadline(), clock.now()
                 if due is None or due > now:
                     break
                 is_behind = now >= until
@@ -392,7 +388,7 @@ class Handling:
 
     def _part(self, session: Recipient, clean: bool, silent: bool, _until: float) -> bool:
         effects = self.table.disconnect(
-            session.peer, _now(), clean=clean, silent=silent, told=not session.owed
+            session.peer, clock.now(), clean=clean, silent=silent, told=not session.owed
         )
         self._dispatch(effects)
         return False

@@ -248,10 +248,14 @@ async def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[
     found = await loop.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
     )
+    # ``::`` is every address, those of IPv4 too.
+    both = [where[0] for *_, where in found] == ["::"] and socket.has_dualstack_ipv6()
     sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
-            sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            sockets.append(
+                socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+            )
     except BaseException:
         for sock in sockets:
             sock.close()

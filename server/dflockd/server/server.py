@@ -7,9 +7,9 @@ import logging
 import math
 import socket
 import ssl
-import time
 
-from dflockd import __version__
+from dflockd import __version__, clock
+from dflockd.address import Address
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.handling import Handling, HoldJournal
 from dflockd.server.listener import Listener, listen
@@ -20,8 +20,6 @@ from dflockd.server.stalls import BEAT, LATE
 from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, LockTable
 from dflockd.wire import Evict, Pause, Reply, Request, Resume, Space, Status
-
-_now = time.monotonic
 
 logger = logging.getLogger("dflockd.server")
 
@@ -106,7 +104,7 @@ class Server(Handling):
         """
         self.draining = True
         self._close_listeners()
-        self._dispatch(self.table.drain(_now(), keep=self.journal is not None))
+        self._dispatch(self.table.drain(clock.now(), keep=self.journal is not None))
         self._end_idle()
         holders = sum(1 for session in self.sessions.values() if session.peer.holds)
         if holders:
@@ -154,8 +152,8 @@ class Server(Handling):
     def _operate(self, request: Request) -> Reply:
         """Have the table handle what somebody asks who is no client."""
         operator = self.table.connect()
-        effects = self.table.handle(operator, request, _now())
-        effects += self.table.disconnect(operator, _now(), clean=True)
+        effects = self.table.handle(operator, request, clock.now())
+        effects += self.table.disconnect(operator, clock.now(), clean=True)
         self._dispatch([effect for effect in effects if effect[0] != operator.id])
         if self.draining:
             self.end_idle_soon()
@@ -169,7 +167,7 @@ class Server(Handling):
     # Time and end.
 
     def _beat(self) -> None:
-        now = _now()
+        now = clock.now()
         stood_still = now > self._beat_due + LATE
         self._beat_due = now + BEAT
         # Then for one more beat: connections from meanwhile are only accepted now.
@@ -194,6 +192,5 @@ class Server(Handling):
 
 def _address(name: object) -> str:
     if isinstance(name, tuple):
-        host, port = name[0], name[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return str(Address(*name[:2]))
     return f"unix:{name!s}"

@@ -6,10 +6,9 @@ import asyncio
 import errno
 import hmac
 import re
-from time import monotonic
 from typing import cast
 
-from dflockd import __version__
+from dflockd import __version__, clock
 from dflockd.server.admission import Guest
 from dflockd.server.handling import Handling
 from dflockd.server.stalls import has_left
@@ -105,7 +104,7 @@ class Session(asyncio.Protocol):
         """Handle every request that `data` completes."""
         server, reader, peer, slices = self._server, self._reader, self.peer, self._slices
         kind = OTHER
-        now = monotonic()
+        now = clock.now()
         if (
             self._is_open
             and peer.waiting is None
@@ -192,7 +191,7 @@ class Session(asyncio.Protocol):
 
     def look_at_clock(self, began: float) -> None:
         """Let others go first from now on, if what was handled since then took long."""
-        if monotonic() - began > self._slices.slice:
+        if clock.now() - began > self._slices.slice:
             self._took_long = True
             self._review()
 
@@ -246,7 +245,7 @@ class Session(asyncio.Protocol):
     def _resume(self) -> None:
         """Handle what has come, if anything may be handled now and there is time."""
         if not self._held_up and self.peer.waiting is None:
-            now = monotonic()
+            now = clock.now()
             if self._reader.ready and (self._took_long or self._slices.is_over(now)):
                 self._resting = True
                 self._review()
@@ -263,7 +262,7 @@ class Session(asyncio.Protocol):
         self._resting = False
         self._review()
         if not self._held_up and self.peer.waiting is None:
-            self._serve(monotonic(), until)
+            self._serve(clock.now(), until)
         self._limit_ahead()
         return self._resting
 
@@ -278,7 +277,7 @@ class Session(asyncio.Protocol):
         try:
             while reader.ready:
                 if taken:
-                    now = monotonic()
+                    now = clock.now()
                     if now >= until:
                         self._resting = True
                         self._review()
@@ -310,7 +309,7 @@ class Session(asyncio.Protocol):
             return
         if out:
             self._transport.write(out)
-        took_long = monotonic() - began > self._slices.slice
+        took_long = clock.now() - began > self._slices.slice
         if took_long is not self._took_long:
             self._took_long = took_long
             self._review()

@@ -12,8 +12,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from time import monotonic
 from typing import TypeAlias, TypeVar
+
+from dflockd import clock
 
 TURN = 0.004
 """Seconds of one turn of the loop for what comes in."""
@@ -90,7 +91,7 @@ class Slices:
 
     def do(self, step: Work) -> None:
         """Do something that can be much, or come many times at once: now, if there is time."""
-        now = monotonic()
+        now = clock.now()
         if self._behind or self.is_over(now) or step(now + self.slice):
             self.go_on(step)
 
@@ -107,19 +108,19 @@ class Slices:
             self._serve(self._behind, behind)
         finally:
             # One that fails keeps nobody from the next.
-            self.free_until = monotonic() + self.turn
+            self.free_until = clock.now() + self.turn
             self._comes_round = False
             if self._first or self._behind:
                 self._notice()
 
     def _serve(self, waiting: deque[Work], number: int) -> None:
-        now = monotonic()
+        now = clock.now()
         until = now + self.slice
         for _ in range(number):
             step = waiting.popleft()
             if step(now + self.share()):
                 self._behind.append(step)
-            now = monotonic()
+            now = clock.now()
             if now >= until:
                 break
 
@@ -155,12 +156,12 @@ class Slices:
         if not self._looks:
             return
         self._timer = asyncio.get_running_loop().call_later(self.rest, self._go_on_looking)
-        until = monotonic() + self.look_for
+        until = clock.now() + self.look_for
         while self._looks:
             steps = self._looks.popleft()
             if next(steps, _DONE) is not _DONE:
                 self._looks.append(steps)
-            if monotonic() >= until:
+            if clock.now() >= until:
                 break
 
 
@@ -190,6 +191,6 @@ def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Work:
 def _go_through(items: Iterator[T], work: Callable[[T], None], until: float) -> bool:
     for item in items:
         work(item)
-        if monotonic() >= until:
+        if clock.now() >= until:
             return True
     return False

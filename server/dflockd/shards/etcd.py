@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
+from dflockd import clock
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import etcd_messages as messages
 from dflockd.shards.continuity import Continuity
@@ -140,7 +140,7 @@ class EtcdStore:
         key, end = messages.key_range(prefix)
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=from_revision)
         # A connection of its own: that of the calls is given up when one of them is not answered.
-        deadline = time.monotonic() + self._timeout
+        deadline = clock.now() + self._timeout
         member = Endpoint((await self._connected(deadline)).name, self._pem)
         try:
             async with contextlib.aclosing(self._responses(member, create)) as responses:
@@ -231,7 +231,7 @@ class EtcdStore:
         self, send: _Send, *, repeat: bool = False, timeout: float | None = None
     ) -> Any:
         """Send a request to one endpoint, or if it may be repeated to one after the other."""
-        deadline = time.monotonic() + min(timeout or self._timeout, self._timeout)
+        deadline = clock.now() + min(timeout or self._timeout, self._timeout)
         asked = self._continuity.asks()
         if repeat and len(self.endpoints) > 1:
             member, reply = await self._ask_several(send, deadline)
@@ -255,7 +255,7 @@ class EtcdStore:
         within a share.
         """
         left = len(self.endpoints)
-        share = (deadline - time.monotonic()) / left
+        share = (deadline - clock.now()) / left
         asked: list[Endpoint] = []
 
         async def ask() -> tuple[Endpoint, Any]:
@@ -295,7 +295,7 @@ class EtcdStore:
     async def _answer(self, send: _Send, member: Endpoint, deadline: float) -> Any:
         """Send to one endpoint, and give up its connection if it does not answer in time."""
         try:
-            return await self._send(send, member, deadline - time.monotonic())
+            return await self._send(send, member, deadline - clock.now())
         except rpc.AioRpcError as exc:
             error = failure(member, exc)
             if isinstance(error, StoreUnreachableError):
@@ -330,7 +330,7 @@ class EtcdStore:
         async with member.signing_in:
             if self._metadata:
                 return
-            if self._turned_away is not None and time.monotonic() < self._turned_away[1]:
+            if self._turned_away is not None and clock.now() < self._turned_away[1]:
                 raise self._turned_away[0].with_traceback(None)
             try:
                 password = user.password()
@@ -341,7 +341,7 @@ class EtcdStore:
                 reply = await member.auth.Authenticate(request, timeout=timeout)
             except rpc.AioRpcError as exc:
                 if not isinstance(failure(member, exc), StoreUnreachableError):
-                    self._turned_away = exc, time.monotonic() + SIGN_IN_PAUSE
+                    self._turned_away = exc, clock.now() + SIGN_IN_PAUSE
                 raise
             self._metadata = (("token", reply.token),)
 
@@ -353,9 +353,9 @@ class EtcdStore:
         if self._members and self._members[0].ready and not asked:
             return self._members[0]
         self._make_members()
-        why = asyncio.ensure_future(self._why((deadline - time.monotonic()) / 2))
+        why = asyncio.ensure_future(self._why((deadline - clock.now()) / 2))
         try:
-            while (left := deadline - time.monotonic()) > 0:
+            while (left := deadline - clock.now()) > 0:
                 if not (others := [member for member in self._members if member not in asked]):
                     break
                 attempts = [asyncio.ensure_future(member.connect()) for member in others]

@@ -36,6 +36,8 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # So is one whose name has another address now; the default looks it up every 30 s at most.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A connection whose other end has vanished is given up after 15 s. etcd accepts no less than 5.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from dflockd import clock
 from dflockd.shards.errors import CompactedError, LeaseGoneError
 from dflockd.shards.store import (
     NO_LEASE,
@@ -152,9 +152,7 @@ class MemoryStore:
         history: revisions that a watch can begin at, counted from the latest.
     """
 
-    def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, history: int = HISTORY
-    ) -> None:
+    def __init__(self, *, clock: Callable[[], float] = clock.now, history: int = HISTORY) -> None:
         self._space = KeySpace(history)
         self._clock = clock
         self._watches: set[asyncio.Event] = set()

@@ -60,7 +60,7 @@ class StateDir:
 
     Args:
         path: the directory; it is made if it is missing, its parent is not.
-        now: the machine's monotonic clock, which `holds` refer to.
+        now: the time by `clock.now`, which `holds` refer to.
         limits: those of the table that it is for.
         recover: whether to go on with a damaged journal, and wait for holders as after a crash of
             the machine.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
+from dflockd import clock
 from dflockd.storage.journal import Journal
 
 EVERY = 1.0
@@ -49,7 +49,7 @@ class Syncing:
             if self._stopped.wait(EVERY):
                 return
             self._due.clear()
-            began = time.monotonic()
+            began = clock.now()
             try:
                 self._journal.sync()
             except Exception as exc:
@@ -57,7 +57,7 @@ class Syncing:
                 # nothing would be synced any more, and nothing deleted, and nobody would know.
                 self._failed(exc)
                 return
-            took = time.monotonic() - began
+            took = clock.now() - began
             if took > SLOW:
                 text = "the disk took %.1f s to sync the journal: a power cut loses as much"
                 logger.warning(text, took)

@@ -16,6 +16,7 @@ from typing import NoReturn
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from dflockd import clock
 from dflockd.address import ServerLike, parse_servers
 from dflockd.ranking import SORTS
 from dflockd.top.look import WAITERS, Look, keys_in
@@ -116,7 +117,7 @@ def _drawn(survey: Survey, look: Look, width: int, height: int, hint: str = "") 
         look=look,
         width=width,
         height=height,
-        now=time.monotonic(),
+        now=clock.now(),
         hint=hint,
     )
 

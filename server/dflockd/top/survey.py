@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from dflockd import clock
 from dflockd.address import Seeds, Servers
 from dflockd.admin import Inquiry, describe_pause, is_note
 from dflockd.client.operations import ShardReport
@@ -105,7 +105,7 @@ class ServerReport:
     """What one server said, or why it did not.
 
     Attributes:
-        asked_at: monotonic time.
+        asked_at: the time, by `clock.now`.
         rows: the first keys in the order that was asked for.
         keys: how many it has.
         waiters: how many wait for those that it lists.
@@ -162,7 +162,7 @@ class Question:
 
 def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) -> ServerReport:
     """Ask one server; of the keys the first few are looked at closely."""
-    now, asked = time.monotonic(), question()
+    now, asked = clock.now(), question()
     try:
         stats = inquiry.stats()
         listed = [
@@ -338,12 +338,12 @@ class Survey:
 
     def wait(self, seconds: float) -> None:
         """Wait until everybody has answered once, but no longer than so many seconds."""
-        until = time.monotonic() + seconds
+        until = clock.now() + seconds
         if self._roster is not None:
             self._roster.answered.wait(seconds)
             self.shards()
         for asked in self._asked.values():
-            asked.answered.wait(max(0.0, until - time.monotonic()))
+            asked.answered.wait(max(0.0, until - clock.now()))
 
     def wants(self, sort: str, text: str, *, waiters: bool) -> None:
         """Ask for something else from now on, and at once if it is."""

@@ -58,7 +58,7 @@ def draw(
         look: what is wanted; it scrolls back where there is less than that.
         width: in columns.
         height: in lines.
-        now: monotonic time.
+        now: the time, by `clock.now`.
         hint: the last line: which keys of the keyboard do what.
     """
     if look.helps:

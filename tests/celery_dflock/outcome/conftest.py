@@ -8,7 +8,7 @@ from celery_dflock.outcome import redelivery
 @pytest.fixture
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock server is asked which runs have ended."""
-    monkeypatch.setattr(redelivery, "_found", lambda _: set())
+    monkeypatch.setattr(redelivery, "_found", lambda _: [])
 
 
 @pytest.fixture

@@ -336,6 +336,7 @@ def test_who_is_older_is_skipped_and_says_for_whom(make: Callable[..., Stage]) -
     ]
 
 
+@pytest.mark.usefixtures("nothing_remembered")
 def test_who_is_older_and_was_delivered_twice_looks_for_a_result_first(
     make: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:

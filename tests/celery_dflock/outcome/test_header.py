@@ -39,6 +39,7 @@ headers = st.builds(
     ticket=st.none() | tickets,
     redelivery=st.integers(0, 9),
     is_free=st.booleans(),
+    ended=st.integers(0, 9),
     outage=st.integers(0, 99),
     paused=st.none() | st.floats(1, 2e9),
 )

@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, Retry
 
 from celery_dflock import LockedTask
 from celery_dflock.outcome import redelivery
+from celery_dflock.outcome.header import RUN
 from celery_dflock.signals import task_deduplicated
 from examples.demo.stage import LockServer
 
@@ -30,6 +31,7 @@ def backend() -> str:
 def task(lock_server: LockServer, key: str, runs: list[str], backend: str) -> Task:
     app = Celery("again", broker="memory://", backend=backend, set_as_current=False)
     app.conf.dflock_servers = [lock_server.address]
+    app.conf.task_default_queue = key
 
     @app.task(base=LockedTask, lock_key=key, shared=False, name="again." + key, acks_late=True)
     def again(how: str) -> str:
@@ -66,6 +68,14 @@ def deliver(
     request["headers"] = headers
     request["replaced_task_nesting"] = nesting
     build_tracer(task.name, task, app=task.app)(task_id, (how,), {}, {**request, "is_eager": False})
+
+
+def sent_again(task: Task, key: str) -> dict[str, Any]:
+    """The headers with which the latest run has sent it again."""
+    with task.app.connection_for_read() as connection, connection.SimpleQueue(key) as queue:
+        message = queue.get(timeout=10)
+        message.ack()
+    return {RUN: message.headers[RUN]}
 
 
 @pytest.mark.parametrize(("how", "state"), [("works", "SUCCESS"), ("fails", "FAILURE")])
@@ -120,10 +130,30 @@ def test_one_that_is_killed_between_its_work_and_its_result_is_no_end(
     task.AsyncResult(key).forget()
     deliver(task, key, how, redelivered=True)
     assert runs == [how], "the result may be on its way: it looks again in a second"
-    again = {"id": key, "retries": 0, "redelivery": 1, "is_free": True}
-    deliver(task, key, how, redelivered=False, dflock_run=again)
+    deliver(task, key, how, redelivered=False, **sent_again(task, key))
     assert runs == [how, how]
     assert not dropped
+
+
+@pytest.mark.usefixtures("pauses")
+def test_one_that_has_run_between_two_looks_may_be_about_to_store_its_result(
+    task: Task, runs: list[str], dropped: list[str], key: str
+) -> None:
+    """Three deliveries: one finds the lock free twice, and another one has run in between."""
+    met = {RUN: {"id": key, "retries": 0, "redelivery": 1}}
+    deliver(task, key, "works", redelivered=False, **met)
+    free = sent_again(task, key)
+    deliver(task, key, "works", redelivered=True)
+    result = task.AsyncResult(key).result
+    task.AsyncResult(key).forget()
+
+    deliver(task, key, "works", redelivered=False, **free)
+
+    assert runs == ["works"]
+    task.backend.store_result(key, result, "SUCCESS")
+    deliver(task, key, "works", redelivered=False, **sent_again(task, key))
+    assert runs == ["works"]
+    assert dropped == [key]
 
 
 @pytest.mark.usefixtures("pauses")

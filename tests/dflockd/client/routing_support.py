@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Address, Seeds, parse_servers
-from dflockd.client import clock
 from dflockd.client.flow import Flow, Pause
 from dflockd.client.operations import ShardReport, ping
 from dflockd.client.routing import Pursuit, ShardMap, follow

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from dflockd import clock
 from dflockd.address import Address
-from dflockd.client import clock, connection, conversation, lease, routing, session
+from dflockd.client import connection, conversation, lease, routing, session
 from dflockd.client.connection import Connection, Route
 from dflockd.client.flow import Pause
 from dflockd.client.lease import Lease

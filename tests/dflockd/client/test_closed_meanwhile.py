@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from dflockd import clock
 from dflockd.address import Address
-from dflockd.client import aio, blocking, clock
+from dflockd.client import aio, blocking
 from dflockd.client.connection import Connection, Route, Watcher
 from dflockd.client.flow import Flow, Ready
 from dflockd.client.pool import Pool

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors
-from dflockd.client import clock
+from dflockd import clock, errors
 from tests.dflockd.client.doubts import LEASE, Doubt, in_doubt, sever, stays_quiet
 from tests.dflockd.client_support import Calls, Client, Time, soon, until
 from tests.dflockd.proxy import Through

@@ -12,9 +12,11 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import errors, sync_client
+from dflockd.client import process
+from dflockd.client.flow import Flow
 from tests.dflockd.client.doubts import evict
 from tests.dflockd.client_support import Calls, Client, Script, is_free, soon, until
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -300,6 +302,31 @@ async def test_a_plain_one_runs_on_the_loop(server: ServerProcess, key: str) -> 
     assert told.threads == [threading.get_ident()]
     await asyncio.sleep(0.3)
     assert told.locks == [lock]
+
+
+async def test_a_loop_that_was_busy_while_the_lock_was_lost(
+    server: ServerProcess, key: str
+) -> None:
+    """Its owner has forgotten the lock before the loop gets to telling."""
+    told = Told()
+    servers = [("127.0.0.1", server.port)]
+    lock = async_client.DistributedLock(key, servers=servers, on_lost=told, **QUICK)
+    await lock.acquire()
+    evicting = sync_client.DistributedLock(key, servers=servers)
+    assert evicting.evict(lock.fence or 0)
+    eventually(lambda lock=lock: lock.state == "lost")  # the loop does nothing meanwhile
+    has_told = threading.Event()
+
+    def behind_it() -> Flow[None]:
+        has_told.set()
+        yield from ()
+
+    process.current().reactor.run(behind_it())
+    assert has_told.wait(PATIENCE)
+    del lock
+    await until(lambda: bool(told.locks))
+    assert told.locks[0].key == key
+    assert told.threads == [threading.get_ident()]
 
 
 async def test_it_is_called_once(client: Client, server: ServerProcess, key: str) -> None:

@@ -135,6 +135,7 @@ def test_bad_keys(client: Client, bad: Any) -> None:
         ("renew_ratio", [0, 1, -0.5, 1.5, float("nan")]),
         ("servers", [[], None, "localhost", [("a", 1), ("a", 1)], [("a", 0)], [("a", "1")], [3]]),
         ("servers", [[""], ["a b"], [" a"], [("a\n", 1)], ["unix:"], ["unix:/a b"]]),
+        ("servers", [["::1"], ["[::g]"], [("[::1]", 1)], [("a:1", 1)], ["[0::1]:1", "[::1]:1"]]),
     ],
 )
 def test_bad_arguments(client: Client, option: str, values: list[Any]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import clock, conversation, forks, operations, renewal, routing
+from dflockd import clock
+from dflockd.client import conversation, forks, operations, renewal, routing
 from dflockd.client import session as session_module
 from dflockd.client.connection import Connection
 from dflockd.client.lease import LOST, Lease

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dflockd import sync_client
-from dflockd.client import clock
+from dflockd import clock, sync_client
 from tests.dflockd.client_support import Time, is_free
 from tests.dflockd.raw_server import ServerProcess
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors
-from dflockd.client import clock
+from dflockd import clock, errors
 from dflockd.wire import Renew
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Calls, Client, is_free, soon, until

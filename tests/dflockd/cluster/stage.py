@@ -315,6 +315,14 @@ class ClusterStage:
         self._used.add(shard)
         if self.mapping.records()[shard].current != server.address:
             self.move([shard], server)
+        # What etcd has stored, the server that asked for it hears a moment later.
+        client = server.connect()
+        with contextlib.closing(client):
+            wait_until(
+                lambda: not client.ask("i", key).startswith("error_recovering") or None,
+                SETTLED,
+                lambda: f"{server.name} does not serve {key}",
+            )
         return key
 
     def shard_of(self, key: str) -> int:

@@ -243,6 +243,12 @@ def test_values_that_are_never_right(row: Setting, text: str) -> None:
     check_refused(row, text, flag=False)
 
 
+@pytest.mark.parametrize("text", ["[::1]", "127.0.0.1:80", "a b", "unix:/a", "::g"])
+@pytest.mark.parametrize("flag", ["--host", "--http-host"])
+def test_a_host_is_no_more_than_that(flag: str, text: str) -> None:
+    check_refused(next(row for row in SETTINGS if row.flag == flag), text, flag=True)
+
+
 @pytest.mark.parametrize("text", ["maybe", "2", "on", "TRUE "])
 def test_bad_switch(text: str) -> None:
     row = next(row for row in SETTINGS if row.default is True)

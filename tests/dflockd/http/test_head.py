@@ -20,6 +20,7 @@ from dflockd.http.head import (
 REFUSALS = {
     "malformed request",
     "request header fields too large",
+    "request target that is not UTF-8",
     "request target too long",
     "request with a body",
     "request with an expectation",
@@ -64,8 +65,8 @@ def test_only_what_is_read_is_let_in() -> None:
 
 
 def test_what_stands_in_a_target() -> None:
-    told = b"GET /a%2Fb%20c?key=%41+b&key=2&x=&y%3d=%ff HTTP/1.1\r\nHost: a\r\n\r\n"
-    query = {"key": "A b", "x": "", "y=": "\ufffd"}
+    told = b"GET /a%2Fb%20c?key=%41+b&key=2&x=&y%3d=%c3%bc HTTP/1.1\r\nHost: a\r\n\r\n"
+    query = {"key": "A b", "x": "", "y=": "\u00fc"}
     assert heads(told) == ([("GET", "/a/b c", query, {"host": "a"}, False)], 0)
 
 
@@ -145,6 +146,8 @@ def test_a_malformed_request_line(line: bytes) -> None:
         (b"GET / HTTP/1.1\nHost: a\n\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\n\r\n", 400),
         (b"GET /" + b"x" * MAX_TARGET + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
+        (b"GET /%ff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /?key=%ed%a0%80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (with_fields("Content-Length: 1"), 413),
         (with_fields("Transfer-Encoding: chunked"), 413),
         (with_fields("Transfer-Encoding: identity"), 413),

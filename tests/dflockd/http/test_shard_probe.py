@@ -88,7 +88,7 @@ def test_a_server_is_ready_while_all_of_its_shards_recover(monkeypatch: pytest.M
     cluster.kill("a:1")
     node = cluster.start("b:1")
     cluster.pass_(3)
-    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: cluster.now))
+    monkeypatch.setattr(health, "clock", SimpleNamespace(now=lambda: cluster.now))
     server = cast(Server, SimpleNamespace(table=node.table))
     ready, waits = health._not_recovering(server, node)[1:3]
     assert ready

@@ -21,8 +21,7 @@ from tests.dflockd.server.both_ways import CONNECTIONS, Both, Clock, Shards
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for name in ("session.monotonic", "slices.monotonic", "handling._now", "server._now"):
-        monkeypatch.setattr(f"dflockd.server.{name}", clock)
+    monkeypatch.setattr("dflockd.clock.now", clock)
     return clock
 
 

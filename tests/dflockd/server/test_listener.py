@@ -42,9 +42,9 @@ def make_admission() -> Admission:
     return Admission(asyncio.get_running_loop(), "connection", limit=5, pending=5, timeout=60)
 
 
-async def greeting(port: int) -> bytes:
+async def greeting(port: int, host: str = "127.0.0.1") -> bytes:
     async with asyncio.timeout(15):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(host, port)
         line = await reader.readline()
         writer.close()
         await writer.wait_closed()
@@ -65,6 +65,15 @@ async def test_it_accepts_again_when_there_are_descriptors(
     assert [record.message for record in caplog.records] == [
         "cannot accept connections: Too many open files"
     ]
+
+
+async def test_all_addresses_are_those_of_both_kinds() -> None:
+    loop = asyncio.get_running_loop()
+    (sock,) = await listen(loop, "::", 0)
+    listener = Listener(loop, [sock], make_admission(), Greeter)
+    for host in ("127.0.0.1", "::1"):
+        assert await greeting(sock.getsockname()[1], host) == b"hello\n"
+    listener.close()
 
 
 async def test_every_connection_is_counted_until_it_is_closed() -> None:

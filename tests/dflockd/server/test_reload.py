@@ -6,12 +6,14 @@ import contextlib
 import shutil
 import signal
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.dflockd.raw_server import ServerProcess, StartServer
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 
 Install = Callable[[Path], None]
 
@@ -199,3 +201,58 @@ def test_without_tls_nothing_happens(start_server: StartServer) -> None:
     server.signal(signal.SIGHUP)
     server.wait_for_log("SIGHUP: nothing to reload")
     assert client.ask("l", "k", 0) == "timeout"
+
+
+HUNG_UP = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+moment = sys.argv.pop(1)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("dflockd", run_name="__main__", alter_sys=True)
+"""
+"""A server that gets a SIGHUP when it is about to import a module."""
+
+
+@pytest.mark.parametrize("moment", ["dflockd.cli", "uvloop"])
+def test_a_wish_during_the_start_is_carried_out_by_the_server(moment: str) -> None:
+    flags = ["--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-c", HUNG_UP, moment, *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            log = iter(process.stderr.readline, "")
+            assert any("SIGHUP: nothing to reload" in line for line in log)
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_wish_during_the_stop_changes_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("--state-dir", str(tmp_path / "state"))
+    server.connect().lock("k")
+    server.signal(signal.SIGTERM)
+    while server.process.poll() is None:
+        server.signal(signal.SIGHUP)
+    assert server.wait() == 0
+    server.wait_for_log("stopped")
+
+
+def test_a_burst_of_wishes_holds_up_nobody(
+    start_server: StartServer, tls: tuple[str, ...], install: Install, certificates: Path
+) -> None:
+    server = start_server(*tls)
+    client = server.connect(context=trusting(certificates))
+    token = client.lock("k", "0 2")
+    for number in range(1000):
+        server.signal(signal.SIGHUP)
+        if number % 10 == 0:
+            assert client.ask("n", "k", token).startswith("ok ")
+        if number % 100 == 0:
+            assert is_served(server, trusting(certificates))
+    assert client.ask("r", "k", token) == "ok"
+    server.wait_for_log("certificates reloaded")

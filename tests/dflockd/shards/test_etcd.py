@@ -334,6 +334,53 @@ async def test_an_endpoint_without_a_port_has_the_usual_one():
     assert store.endpoints == ("a:2379", "b:1", "[::1]:2379", "[::1]:1")
 
 
+class Names(asyncio.DatagramProtocol):
+    """A name server: every name has these addresses of IPv4."""
+
+    def __init__(self):
+        self.addresses = []
+
+    def connection_made(self, transport):
+        self._transport = transport
+
+    def datagram_received(self, data, peer):
+        end = data.index(b"\0", 12) + 5
+        wanted = self.addresses if data[end - 4 : end - 2] == b"\0\x01" else []
+        head = data[:2] + b"\x81\x80\0\x01" + len(wanted).to_bytes(2) + bytes(4)
+        answers = (b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04" + socket.inet_aton(a) for a in wanted)
+        self._transport.sendto(head + data[12:end] + b"".join(answers), peer)
+
+
+@contextlib.asynccontextmanager
+async def store_by_name(etcd, addresses):
+    names = Names()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(lambda: names, ("127.0.0.1", 0))
+    where = "{}:{}".format(*transport.get_extra_info("sockname"))
+    names.addresses = addresses
+    try:
+        async with store_at(f"dns://{where}/etcd.example:{etcd.port}", timeout=1) as store:
+            yield store
+    finally:
+        transport.close()
+
+
+async def test_a_name_of_which_only_the_last_address_answers(etcd):
+    async with store_by_name(etcd, ["127.0.0.3", "127.0.0.2", "127.0.0.1"]) as store:
+        await eventually(store.grant_lease, 60)
+
+
+async def test_a_name_that_gets_another_address(etcd):
+    """It is looked up again soon: meanwhile no lock is granted."""
+    addresses = ["127.0.0.2"]
+    async with store_by_name(etcd, addresses) as store:
+        with pytest.raises(StoreUnreachableError):
+            await store.grant_lease(60)
+        addresses[0] = "127.0.0.1"
+        async with asyncio.timeout(20):  # gRPC's own pause is 30 s
+            await eventually(store.grant_lease, 60)
+
+
 # around it
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors
-from dflockd.client import clock
+from dflockd import clock, errors
 from tests.dflockd.client_support import Calls, Client, Time, soon, until
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess

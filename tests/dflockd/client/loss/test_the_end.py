@@ -17,8 +17,9 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from dflockd import clock
 from dflockd.address import Address
-from dflockd.client import clock, reactor, renewal
+from dflockd.client import reactor, renewal
 from dflockd.client.connection import Route
 from dflockd.client.flow import Ready, Signal
 from dflockd.client.lease import Lease

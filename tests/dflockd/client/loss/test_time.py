@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import clock
+from dflockd import clock
 from tests.dflockd.client.loss.support import LEASE
 from tests.dflockd.client_support import (
     Calls,

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.address import Seeds, parse_server, parse_servers
-from dflockd.client import clock, connection, operations, release, renewal
+from dflockd.client import connection, operations, release, renewal
 from dflockd.client import lease as leases
 from dflockd.client.connection import Route, _known_by_number
 from dflockd.client.flow import Flow, Pause, Signal

@@ -1,4 +1,4 @@
-"""The clock of the clients."""
+"""The one clock of servers and clients."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ def _choose() -> Callable[[], float]:
 now = _choose()
 """Seconds since some time in the past; nobody can set it.
 
-Where the system has such a clock it runs on while the machine is suspended: the server's does, and a
-lease may end meanwhile. ``time.monotonic`` stands still then.
+Where the system has such a clock it runs on while the machine is suspended. Leases do: those of other
+machines, and those of etcd. ``time.monotonic`` stands still then, and a server that goes by it grants
+what another one has long since granted.
+
+Nor is it the loop's: uvloop's stands still during a turn of the loop. A lease counted from the start of
+a long turn would end before the client, who counts from when it asked, takes it to be over.
 """
