@@ -28,7 +28,7 @@ class Bare:
         self._seeds = servers.removeprefix(CLUSTER).split(",") if isinstance(servers, str) else []
         self._address = ("", 0)
         if isinstance(servers, list):
-            self._address = _parse(servers[stable_hash_shard(key, len(servers))])
+            self._address = parse(servers[stable_hash_shard(key, len(servers))])
         self._token = ""
         self._sock: socket.socket | None = None
         self.deadline: float | None = None
@@ -53,7 +53,7 @@ class Bare:
             if status != "error_moved":
                 break
             self.close()
-            self._address = _parse(rest[2])
+            self._address = parse(rest[2])
         if status != "ok":
             self.close()
             return False
@@ -87,12 +87,12 @@ class Bare:
         """Ask which server has the key; an OSError if nobody knows."""
         for seed in self._seeds:
             with contextlib.suppress(OSError):
-                self._sock = socket.create_connection(_parse(seed), PATIENCE)
+                self._sock = socket.create_connection(parse(seed), PATIENCE)
                 report = json.loads(self._ask("shards\n_\n_\n").partition(" ")[2] or "null")
                 self.close()
                 number = report["shards"][get_shard_id(self.key)] if report else -1
                 if number >= 0:
-                    self._address = _parse(report["servers"][number])
+                    self._address = parse(report["servers"][number])
                     return
         raise ConnectionError(f"no server of {self._seeds} knows where {self.key} is")
 
@@ -111,6 +111,6 @@ class Bare:
         return line.decode().rstrip()
 
 
-def _parse(address: str) -> tuple[str, int]:
+def parse(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)

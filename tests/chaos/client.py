@@ -8,18 +8,24 @@ It writes its part of the history, and writes to the fenced resource under each 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import itertools
 import os
 import random
 import signal
+import socket
+import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from dflockd import errors
+from dflockd.client import DistributedLock as AsyncLock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, RateLimit
 from dflockd.wire import UNLIMITED
-from tests.chaos.bare import CLUSTER, Bare
+from tests.chaos.bare import CLUSTER, Bare, parse
 from tests.chaos.history import Recorder, now
 from tests.chaos.options import FAIR, HISTORY, RATED, SEVERAL, key_names, of_users
 from tests.chaos.resource import FencedResource
@@ -30,6 +36,14 @@ LIMIT = 3
 STARTS, WINDOW = 2, 3
 """So many in so many seconds: fewer than would like to."""
 TENANTS = ("red", "green", "blue", "white")
+FORGETS = 0.05
+"""How often a lock is not given back: its object goes."""
+
+NONSENSE = (
+    *(b"l\n%b\n", b"l\n%b\n5\n", b"e\n%b\n\n", b"e\n%b\n1\nw\n%b\n3\n"),
+    b"l\n%b\n0\nl\n%b\n0\nstats\n_\n_\n",
+)
+"""Half a request, a request and no patience, two phases of one, one and another."""
 
 
 class User:
@@ -48,9 +62,8 @@ class User:
         self._resource = FencedResource(options.directory, recorder)
         self._chance = random.Random(f"{options.seed}/{number}")
         self._keys = key_names(options.keys)
-        self._doings = (
-            [self.at_once] * 3 + [self.two_phase] * 5 + [self.semaphore] * 2 + [self.rude]
-        )
+        self._doings = [self.at_once] * 3 + [self.two_phase] * 5 + [self.semaphore] * 2
+        self._doings += [self.asynchronous, self.rude, self.nonsense]
         self._doings += [self.rated, self.fair] * 2
         if self._servers == options.servers:
             self._doings.append(self.bare)
@@ -155,15 +168,58 @@ class User:
         except errors.RemoteError:
             pass
 
+    def nonsense(self) -> None:
+        """Send what is no request, or leave before it is answered, and that without a farewell."""
+        addresses = self._options.servers.removeprefix(CLUSTER).split(",")
+        text = self._chance.choice([None, *NONSENSE])
+        key = self._chance.choice(self._keys).encode()
+        data = os.urandom(self._chance.randrange(1, 400))
+        if text is not None:
+            data = text % ((key,) * text.count(b"%b"))
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(parse(self._chance.choice(addresses)), 5) as sock,
+        ):
+            sock.sendall(data)
+            time.sleep(self._chance.random() * 0.02)
+            if self._chance.random() < 0.5:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def asynchronous(self) -> None:
+        """Have some tasks wait side by side, and cancel one wherever it is by then."""
+
+        async def several() -> None:
+            tasks = [asyncio.create_task(self._task()) for _ in range(3)]
+            await asyncio.sleep(self._chance.random() * 0.05)
+            tasks[0].cancel()
+            await asyncio.gather(*tasks)
+
+        asyncio.run(several())
+
+    async def _task(self) -> None:
+        lock, named = self._lock(AsyncLock)
+        self._recorder.note("asked", **named)
+        try:
+            if not await lock.acquire():
+                self._recorder.note("gave_up", detail="timed out", **named)
+                return
+        except (errors.RemoteError, asyncio.CancelledError) as exc:
+            self._recorder.note("gave_up", detail=type(exc).__name__, **named)
+            return
+        # Nothing is awaited before the end is noted: a cancellation must not come in between.
+        self._work(lock, named)
+        with contextlib.suppress(asyncio.CancelledError):
+            self._recorder.note("released", held=await lock.release(), **named)
+
     # What they have in common.
 
-    def _lock(self) -> tuple[DistributedLock, dict[str, Any]]:
+    def _lock(self, kind: Any = DistributedLock) -> tuple[Any, dict[str, Any]]:
         key = self._chance.choice(self._keys)
         named = {"who": self._who(), "key": key}
         timeout = self._chance.choice((0, 0.5, 2))
         lease = self._options.lease
         on_lost = self._lost(named)
-        return DistributedLock(key, timeout, lease, self._servers, on_lost=on_lost), named
+        return kind(key, timeout, lease, self._servers, on_lost=on_lost), named
 
     def _who(self) -> str:
         return f"client {os.getpid()}-{self._process}.{next(self._numbers)}"
@@ -184,14 +240,17 @@ class User:
             self._recorder.note("gave_up", detail="timed out", **named)
 
     def _granted(self, lock: DistributedLock | Bare, named: dict[str, Any]) -> None:
+        self._work(lock, named)
+        if self._chance.random() >= FORGETS or isinstance(lock, Bare):
+            self._recorder.note("released", held=lock.release(), **named)
+
+    def _work(self, lock: Any, named: dict[str, Any]) -> None:
         self._recorder.note("granted", fence=lock.fence, **named)
         seconds = self._chance.random() * self._options.work
         if self._chance.random() < self._options.long:
             seconds = self._options.lease * (0.5 + self._chance.random())
         held = Heedless(lock) if self._options.heedless else lock
         work(self._recorder, self._resource, held, named, seconds)
-        released = lock.release()
-        self._recorder.note("released", held=released, **named)
 
 
 stopping = threading.Event()

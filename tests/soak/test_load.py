@@ -1,20 +1,19 @@
 """A lot of everything: 5,000 connections, 100,000 held keys, 20,000 waiters of one key.
 
-Throughout, another process renews a lock and says how long the worst renewal took.
+Meanwhile another process renews a lock and says how long the worst renewal took.
 """
 
 import asyncio
 import gc
 import resource
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 
 from examples.demo import stage
+from tests.stalls import gaps
 
 CONNECTIONS = 5_000
 HELD = 100_000
@@ -58,79 +57,60 @@ async def connect(path: str, number: int) -> list[Client]:
     return [(await loop.create_unix_connection(Client, path))[1] for _ in range(number)]
 
 
-class Pinger:
-    def __init__(self, path: str, token: str) -> None:
-        script = str(Path(__file__).with_name("pinger.py"))
-        self._process = subprocess.Popen(
-            [sys.executable, script, path, "pinged", token],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    async def worst(self) -> float:
-        """Milliseconds of the longest renewal since the last call."""
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(await asyncio.to_thread(self._process.stdout.readline))
-
-    def stop(self) -> None:
-        self._process.communicate(timeout=30)
-
-
 @contextmanager
 def crowded_server(directory):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     path = str(directory / "s")
-    with stage.LockServer(directory, "--unix-socket", path, "--max-locks", str(2 * HELD)) as server:
-        yield path, psutil.Process(server.pid)
+    flags = ("--unix-socket", path, "--max-locks", str(2 * HELD))
+    with stage.LockServer(directory, *flags) as server, gaps.Prober.at(server) as prober:
+        yield path, psutil.Process(server.pid), prober
 
 
-async def crowd(path: str, process: psutil.Process) -> dict[str, float]:
+async def crowd(path: str, process: psutil.Process, prober: gaps.Prober) -> dict[str, float]:
     """One round: figures by name, in milliseconds and bytes."""
     figures: dict[str, float] = {}
-    [own] = await connect(path, 1)
-    own.send(b"l\npinged\n10 600\n")
-    token = (await own.replies(1))[0].split()[1].decode()
-    pinger = Pinger(path, token)
-    await pinger.worst()
 
-    clients = await connect(path, CONNECTIONS)
-    figures[f"{CONNECTIONS} connections made, worst renewal ms"] = await pinger.worst()
+    @contextmanager
+    def probed(what: str) -> Iterator[None]:
+        with prober.watching() as found:
+            yield
+        figures[f"{what}, worst renewal ms"] = found[0]
+
+    [own] = await connect(path, 1)
+    with probed(f"{CONNECTIONS} connections made"):
+        clients = await connect(path, CONNECTIONS)
 
     before = process.memory_info().rss
     each = HELD // 100
-    for number, client in enumerate(clients[:100]):
-        keys = range(number * each, (number + 1) * each)
-        client.send(*(b"l\nkey-%d\n10 600\n" % key for key in keys))
-        assert all(line.startswith(b"ok ") for line in await client.replies(each))
-    figures[f"{HELD} keys taken, worst renewal ms"] = await pinger.worst()
+    with probed(f"{HELD} keys taken"):
+        for number, client in enumerate(clients[:100]):
+            keys = range(number * each, (number + 1) * each)
+            client.send(*(b"l\nkey-%d\n10 600\n" % key for key in keys))
+            assert all(line.startswith(b"ok ") for line in await client.replies(each))
     figures["bytes per held key"] = (process.memory_info().rss - before) / HELD
 
     own.send(b"l\nhot\n10 600\n")
     await own.replies(1)
-    storm = clients[-STORM:]
-    for client in storm:
-        client.send(b"l\nhot\n2\n")
-    for client in storm:
-        assert await client.replies(1) == [b"timeout"]
-    figures[f"{STORM} waiters timed out together, worst renewal ms"] = await pinger.worst()
+    with probed(f"{STORM} waiters timed out together"):
+        storm = clients[-STORM:]
+        for client in storm:
+            client.send(b"l\nhot\n2\n")
+        for client in storm:
+            assert await client.replies(1) == [b"timeout"]
 
     more = await connect(path, WAITERS - CONNECTIONS + 100)
     waiters = [*clients[100:], *more][:WAITERS]
-    await pinger.worst()
-    for client in waiters:
-        client.send(b"l\nhot\n600\n")
-    own.send(b"stats\n_\n_\n")
-    await own.replies(1)
-    figures[f"{len(waiters)} waiters of one key, worst renewal ms"] = await pinger.worst()
+    with probed(f"{len(waiters)} waiters of one key"):
+        for client in waiters:
+            client.send(b"l\nhot\n600\n")
+        own.send(b"stats\n_\n_\n")
+        await own.replies(1)
     figures["bytes with everything"] = process.memory_info().rss
-    for client in [*clients, *more]:
-        client.transport.close()
-    await alone(own)
-    figures["all of them gone, worst renewal ms"] = await pinger.worst()
-    pinger.stop()
+    with probed("all of them gone"):
+        for client in [*clients, *more]:
+            client.transport.close()
+        await alone(own)
     own.transport.close()
     return figures
 
@@ -146,10 +126,10 @@ async def alone(client: Client) -> None:
 
 
 def test_a_crowd(tmp_path):
-    with crowded_server(tmp_path) as (path, process):
+    with crowded_server(tmp_path) as (path, process, prober):
         rounds, left = [], []
         for _ in range(4):
-            rounds.append(asyncio.run(crowd(path, process)))
+            rounds.append(asyncio.run(crowd(path, process, prober)))
             gc.collect()
             left.append(process.memory_info().rss)
 

@@ -1,4 +1,4 @@
-"""Minutes of rough use: many clients, kill -9 among them, against one server.
+"""Minutes of rough use: the clients of `make chaos`, kill -9 among them, leave nothing in a server.
 
 ``SOAK_SECONDS`` (default 600) says how long, ``SOAK_SEED`` repeats a run's choices.
 """
@@ -6,16 +6,19 @@
 import json
 import os
 import random
-import subprocess
-import sys
+import socket
 import time
-from pathlib import Path
+from contextlib import ExitStack
 
 import psutil
 import pytest
 
-from dflockd.wire import fence_from_token
 from examples.demo import stage
+from tests.chaos.checker import check
+from tests.chaos.history import Recorder, read
+from tests.chaos.options import HISTORY, Options
+from tests.chaos.processes import Client
+from tests.dflockd.raw_server import RawClient
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 SEED = int(os.environ.get("SOAK_SEED") or time.time_ns() % 1_000_000)
@@ -24,85 +27,13 @@ CLIENTS = 6
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(SECONDS + 300)]
 
 
-class Rough:
-    """The clients, and when each of them was killed."""
-
-    def __init__(self, port: int, record: Path) -> None:
-        self._command = [
-            sys.executable,
-            str(Path(__file__).with_name("rough_client.py")),
-            str(port),
-        ]
-        self._record = str(record)
-        self._seed = SEED * 1000
-        self.died: dict[int, int] = {}
-        self.running = [self._start() for _ in range(CLIENTS)]
-
-    def _start(self) -> subprocess.Popen:
-        self._seed += 1
-        return subprocess.Popen(
-            [*self._command, str(self._seed), self._record], stderr=subprocess.DEVNULL
-        )
-
-    def kill(self, number: int) -> None:
-        victim = self.running[number]
-        assert victim.poll() is None, "a client ended by itself"
-        self.died[victim.pid] = time.monotonic_ns()
-        victim.kill()
-        victim.wait()
-
-    def replace(self, number: int) -> None:
-        self.kill(number)
-        self.running[number] = self._start()
-
-
-def sections(record: Path, died: dict[int, int]) -> list[dict]:
-    """Every critical section with its start and end; that of a killed process ends with it."""
-    open_ones: dict[tuple[int, str], dict] = {}
-    done = []
-    for line in record.read_text().splitlines():
-        event = json.loads(line)
-        name = (event["pid"], event["token"])
-        if event["what"] == "start":
-            open_ones[name] = event
-        else:
-            begun = open_ones.pop(name)
-            done.append({**begun, "end": event["at"]})
-    for (pid, _), begun in open_ones.items():
-        done.append({**begun, "end": died[pid]})
-    return sorted(done, key=lambda section: section["at"])
-
-
-def most_at_once(group: list[dict]) -> int:
-    events = sorted([(s["at"], 1) for s in group] + [(s["end"], -1) for s in group])
-    here = most = 0
-    for _, step in events:
-        here += step
-        most = max(most, here)
-    return most
-
-
-def judge(done: list[dict]) -> None:
-    tokens = [section["token"] for section in done]
-    assert len(tokens) == len(set(tokens)), "one token for two grants"
-    by_key: dict[tuple[str, int], list[dict]] = {}
-    for section in done:
-        by_key.setdefault((section["key"], section["limit"]), []).append(section)
-    for (key, limit), group in by_key.items():
-        assert most_at_once(group) <= limit, f"{key}: more than {limit} at once"
-        if limit == 1:
-            fences = [fence_from_token(section["token"]) for section in group]
-            assert fences == sorted(fences), f"{key}: fences do not grow"
-
-
 def settled(server: stage.LockServer, process: psutil.Process, base: int):
     """The server's stats once everybody has gone."""
-    import socket
 
     def probe():
-        with socket.create_connection((server.host, server.port), 5) as sock, sock.makefile() as r:
-            sock.sendall(b"stats\n_\n_\n")
-            stats = json.loads(r.readline()[3:])
+        client = RawClient(socket.create_connection((server.host, server.port)))
+        stats = json.loads(client.ask("stats").removeprefix("ok "))
+        client.close()
         gone = stats["connections"] == 1 and not stats["locks"] and not stats["semaphores"]
         return stats if gone and process.num_fds() <= base + 1 else None
 
@@ -112,29 +43,39 @@ def settled(server: stage.LockServer, process: psutil.Process, base: int):
 def test_rough_clients_leave_nothing_behind(tmp_path):
     print(f"SOAK_SEED={SEED}")
     chance = random.Random(SEED)
-    record = tmp_path / "record"
-    with stage.LockServer(tmp_path, "--read-timeout", "2") as server:
+    options = Options(directory=tmp_path, seed=SEED, work=0.01, aside=0.01)
+    recorder = Recorder(tmp_path / HISTORY)
+    with stage.LockServer(tmp_path, "--read-timeout", "2") as server, ExitStack() as running:
         process = psutil.Process(server.pid)
         base = process.num_fds()
-        rough = Rough(server.port, record)
+        clients = [
+            running.enter_context(Client(options, number, server.address))
+            for number in range(CLIENTS)
+        ]
         memory = []
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             time.sleep(chance.random() * 2)  # the pace of the kills, nothing waits for it
-            rough.replace(chance.randrange(CLIENTS))
+            client = chance.choice(clients)
+            dead = {"pid": client.pid, "group": client.pid}
+            recorder.note("died", **dead)  # before, because nothing of it is certain any more
+            client.kill()
+            recorder.note("died", **dead)
+            client.start()
             memory.append(process.memory_info().rss)
-        for number in range(CLIENTS):
-            rough.kill(number)
+        for client in clients:
+            client.stop()
         stats = settled(server, process, base)
         log = server.log_text()
 
-    done = sections(record, rough.died)
-    judge(done)
+    events = read(tmp_path / HISTORY)
+    assert check(events) == []
+    sections = sum(event.what == "begin" for event in events)
     early, late = max(memory[: len(memory) // 3]), max(memory[-len(memory) // 3 :])
     print(
-        f"{len(done)} critical sections, {len(rough.died)} clients killed, "
+        f"{sections} critical sections, {len(memory)} clients killed, "
         f"server {early >> 20} MiB at first, {late >> 20} MiB at last, left: {stats}"
     )
-    assert len(done) > SECONDS * 10
+    assert sections > SECONDS * 10
     assert "Traceback" not in log
     assert late < early * 1.3 + (4 << 20), "the server's memory grows"
