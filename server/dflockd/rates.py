@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from dflockd.errors import InvalidArgumentError
+from dflockd.errors import InvalidArgumentError, shown
 from dflockd.wire.messages import MAX_RATE, MAX_SECONDS
 
 RateLike: TypeAlias = "str | tuple[int, float]"
@@ -52,7 +52,7 @@ def parse_rate(rate: object) -> RunRate:
     ):
         return RunRate(runs, float(seconds))
     raise InvalidArgumentError(
-        f"rate is {rate!r}: give a text such as '10/m' (s, m or h), or (10, 60): "
+        f"rate is {shown(rate)}: give a text such as '10/m' (s, m or h), or (10, 60): "
         f"1 to {MAX_RATE} runs in seconds from 0.001"
     )
 
