@@ -315,7 +315,6 @@ class Requests:
             wait = recovery.wait(partition, now)
             if wait is not None:
                 return _ERROR if key_problem(key) else wait
-        found: Entry | Refusal
         entry = partition.spaces[space].get(key)
         if entry is None:
             if key_problem(key):
@@ -325,15 +324,13 @@ class Requests:
                 return found
             entry = found
         elif entry.limit != asked.limit:
-            found = self.slots.change_limit(entry, asked.limit, now, effects)
-            if not isinstance(found, Entry):
-                return found
-            entry = found
+            refusal = self.slots.change_limit(entry, asked.limit, now, effects)
+            if refusal is not None:
+                return refusal
         if asked.owner is not None and asked.owner.age:
-            found = self._contend_with_age(entry, peer, asked, now, effects)
-            if not isinstance(found, Entry):
-                return found
-            entry = found
+            refusal = self._contend_with_age(entry, peer, asked, now, effects)
+            if refusal is not None:
+                return refusal
         if asked.rate is not None:
             refusal = self._name_rate(entry, asked.rate, now)
             if refusal is not None:
@@ -410,12 +407,13 @@ class Requests:
         queue = entry.waiters
         if queue is None:
             return len(entry.holds) <= entry.limit - slots
-        if queue.pause is not None or (queue.is_heavy and self.slots.first(entry, queue, now)):
+        free = entry.limit - len(entry.holds)
+        if queue.pause is not None or (queue.is_heavy and self.slots.first(queue, free, now)):
             return False  # nobody passes who waits for more slots than are free
         if rate is not None and (queue.rated_ahead or rate.free(now) - queue.places < places):
             return False  # none for anybody, or it is that of somebody else
         ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
-        return ahead <= entry.limit - len(entry.holds) - slots
+        return ahead <= free - slots
 
     def _has_room_for(
         self,
@@ -430,8 +428,7 @@ class Requests:
         if queue is not None:
             if queue.heed(share):
                 self.slots.promote(entry, now, effects)
-                if not self.slots.is_here(entry):  # nobody else is left there
-                    self.slots.put_back(entry)
+                self.slots.put_back(entry)
             if not queue.has_room(share):
                 return False
         places = 1 if rate is None else min(share.weight, rate.runs)
@@ -484,7 +481,7 @@ class Requests:
 
     def _contend_with_age(
         self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
-    ) -> Entry | Refusal:
+    ) -> Refusal | None:
         """Have somebody with an age ask for a lock; see `superseding`.
 
         That the same attempt of it is there already is said first: that one has an end of its own.
