@@ -22,7 +22,6 @@ from dflockd.wire import (
     Owner,
     OwnerConflict,
     Queued,
-    Rate,
     Refusal,
     Reply,
     Space,
@@ -324,17 +323,21 @@ class Requests:
                 return found
             entry = found
         elif entry.limit != asked.limit:
-            refusal = self.slots.change_limit(entry, asked.limit, now, effects)
+            refusal = self._refusal_of_rate(entry, asked)
+            refusal = refusal or self.slots.change_limit(entry, asked.limit, now, effects)
             if refusal is not None:
                 return refusal
         if asked.owner is not None and asked.owner.age:
-            refusal = self._contend_with_age(entry, peer, asked, now, effects)
+            refusal = self._refusal_of_rate(entry, asked)
+            refusal = refusal or self._contend_with_age(entry, peer, asked, now, effects)
             if refusal is not None:
                 return refusal
         if asked.rate is not None:
-            refusal = self._name_rate(entry, asked.rate, now)
+            refusal = self._refusal_of_rate(entry, asked)
             if refusal is not None:
                 return refusal
+            name = space, key
+            entry.queue().rate = self.rates.name(partition.rates, name, asked.rate, now)
         return entry
 
     def _is_beyond(self, asked: Asked) -> bool:
@@ -443,15 +446,16 @@ class Requests:
         if entry.waiters is not None and entry.waiters.is_heavy:
             self.slots.promote(entry, now, effects)
 
-    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
-        """Let the rate of an entry, which may be new, be what was asked; or say why not."""
-        refusal = self.rates.refusal(entry.partition.rates, (entry.space, entry.key), asked)
-        if refusal is None:
-            rate = self.rates.name(entry.partition.rates, (entry.space, entry.key), asked, now)
-            entry.queue().rate = rate
-        elif not (entry.holds or entry.waiters):
-            self.slots.remove(entry)
-        return refusal
+    def _refusal_of_rate(self, entry: Entry, asked: Asked) -> Refusal | None:
+        """Return what to answer if the rate that is asked for may not be; the entry may be new.
+
+        That changes nothing: so it is looked at before anything of the key changes.
+        """
+        if asked.rate is None:
+            return None
+        name = entry.space, entry.key
+        refusal = self.rates.refusal(entry.partition.rates, name, asked.rate)
+        return None if refusal is None else superseding.turn_away(self.slots, entry, refusal)
 
     def _is_too_much(self, entry: Entry, asked: Asked, back: Waiter | None, number: int) -> bool:
         """Whether a connection has as much as it may, or a key has all holders that it ever may.
