@@ -57,9 +57,14 @@ def parse_rate(rate: object) -> RunRate:
     )
 
 
-def keeps_waiting(report: Mapping[str, Any] | None) -> bool:
-    """Whether a server says of the rate of a key that no run may begin now."""
-    return bool(report) and not report["free"]  # type: ignore[index]
+def needed(weight: int | str, most: int) -> int:
+    """Return how many of so many slots, or places of a rate, somebody with a weight takes."""
+    return most if isinstance(weight, str) else min(weight, most)
+
+
+def keeps_waiting(report: Mapping[str, Any] | None, weight: int | str = 1) -> bool:
+    """Whether a server says of the rate of a key that no run with that weight may begin now."""
+    return bool(report) and report["free"] < needed(weight, report["runs"])  # type: ignore[index]
 
 
 def describe_rate(report: Mapping[str, Any] | None) -> str:
