@@ -155,9 +155,7 @@ def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
     make: Callable[..., Stage],
 ) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
-    before = {
-        RUN: {"attempt": 0, "ticket": "old", "waited": 9.0, "outage": 2, "paused": 1.0},
-    }
+    before = {RUN: {"attempt": 0, "ticket": "old", "waited": 9.0, "outage": 2, "paused": 1.0}}
     with pytest.raises(Retry) as caught:
         stage.end(TimedOut(ERROR), **before)
     headers = stage.sent(caught.value.when).headers
@@ -192,9 +190,7 @@ def test_while_no_server_answers_the_pause_grows_to_five_seconds(
     for drawn in (0.0, 0.33333333):
         monkeypatch.setattr(requeue.chance, "random", lambda drawn=drawn: drawn)
         stage.heard.clear()
-        before = {
-            RUN: {"ticket": "0123", "attempt": 2, "outage": outage},
-        }
+        before = {RUN: {"ticket": "0123", "attempt": 2, "outage": outage}}
         with pytest.raises(Retry) as caught:
             stage.end(Unavailable(error, server), **before)
         pauses.append(caught.value.when)
@@ -384,9 +380,7 @@ REFUSALS = pytest.mark.parametrize("how", REFUSED)
 
 ONCE_MORE: dict[str, dict[str, Any]] = {
     "by the broker": {"redelivered": True},
-    "by the broker, an attempt before": {
-        RUN: {"was_redelivered": True},
-    },
+    "by the broker, an attempt before": {RUN: {"was_redelivered": True}},
     "and has met its run": {RUN: {"redelivery": 1}},
 }
 DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
