@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -57,13 +58,33 @@ def mypy(directory: Path) -> list[str]:
     (directory / "mypy.ini").write_text(
         "[mypy]\nstrict = true\n[mypy-celery.*]\nignore_missing_imports = true\n"
     )
+    return run(
+        directory,
+        *("mypy", "--no-error-summary", "--no-pretty"),
+        # Celery has no types: its decorators and its Task are Any.
+        *("--allow-untyped-decorators", "--allow-subclassing-any", "--allow-untyped-calls"),
+        *("--cache-dir", str(ROOT / ".mypy_cache" / "snippets"), "."),
+    )
+
+
+def pyright(directory: Path) -> list[str]:
+    """As editors have it."""
+    options = {
+        "typeCheckingMode": "standard",
+        "extraPaths": [str(ROOT), str(ROOT / "server")],
+        "reportMissingImports": False,
+        "reportMissingModuleSource": False,
+        "reportFunctionMemberAccess": False,  # Celery has no types: a task would be a plain function
+    }
+    (directory / "pyrightconfig.json").write_text(json.dumps(options))
+    lines = run(directory, "basedpyright", "--pythonpath", sys.executable, ".")
+    return [line.strip().removeprefix(f"{directory}/") for line in lines]
+
+
+def run(directory: Path, checker: str, *arguments: str) -> list[str]:
+    """The errors that a type checker finds there, each after its file and line."""
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty"),
-            # Celery has no types: its decorators and its Task are Any.
-            *("--allow-untyped-decorators", "--allow-subclassing-any", "--allow-untyped-calls"),
-            *("--cache-dir", str(ROOT / ".mypy_cache" / "snippets"), "."),
-        ],
+        [sys.executable, "-m", checker, *arguments],
         cwd=directory,
         env={"PATH": "", "MYPYPATH": f"{ROOT}:{ROOT / 'server'}"},
         capture_output=True,
@@ -75,8 +96,10 @@ def mypy(directory: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if " error: " in line]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+@pytest.fixture(scope="module", params=[mypy, pyright], ids=["mypy", "pyright"])
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
     """What is wrong, for the snippets and for code with mistakes; of one run."""
     directory = tmp_path_factory.mktemp("typing")
     for page in PAGES:
@@ -84,7 +107,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             name = f"{page.stem.replace('-', '_')}_{number}.py"
             (directory / name).write_text(text)
     (directory / "wrong.py").write_text(WRONG.lstrip("\n"))
-    errors = mypy(directory)
+    errors = request.param(directory)
     wrong = [line for line in errors if line.startswith("wrong.py:")]
     return {"wrong": wrong, "snippets": [line for line in errors if line not in wrong]}
 

@@ -68,21 +68,18 @@ class Connections:
         if isinstance(waiting, ClientProcess):
             waiting.asking = None
             self.slots.look_behind(waiting, now)
-        elif waiting is not None and not waiting.is_told:
-            if waiting.leaves_room:
-                left.append(waiting)
-            self.slots.leave(waiting)
+        elif waiting is not None and not waiting.is_told and self.slots.leave(waiting):
+            left.append(waiting)
         peer.waiting = None
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
-            if not waiter.is_told:  # else that frees a slot: after what falls due now
-                if waiter.leaves_room:
-                    left.append(waiter)
-                self._stand_down(waiter)
+            # One that was told leaves a slot: after what falls due now.
+            if not waiter.is_told and self._stand_down(waiter):
+                left.append(waiter)
         self.slots.expire(now, effects)
         for waiter in left:
             self.slots.look_after(waiter, now, effects)
         last, peer.told = peer.told, None
-        if last is not None and last.is_told:
+        if last is not None and last.is_told and last.told_on is peer:
             # Its process may never have heard of it.
             self.slots.pass_on(last, now, effects)
         if peer.process is not None:
@@ -101,9 +98,7 @@ class Connections:
     ) -> None:
         """Decide what happens to what stands on a peer that has ended."""
         if isinstance(item, Waiter):
-            leaves_room = item.leaves_room
-            self._stand_down(item)
-            if leaves_room:
+            if self._stand_down(item):
                 self.slots.look_after(item, now, effects)
             return
         peer = item.peer
@@ -119,14 +114,14 @@ class Connections:
             return
         self.slots.free(item, now, effects)
 
-    def _stand_down(self, waiter: Waiter) -> None:
-        """Take out what a peer that has ended had enqueued."""
+    def _stand_down(self, waiter: Waiter) -> bool:
+        """Take out what a peer that has ended had enqueued; return the same as `Slots.leave`."""
         if waiter.hold is None:
-            self.slots.leave(waiter)
-        else:
-            self.slots.forget_waiter(waiter)
-            waiter.hold.waiter = None
-            waiter.state = GONE
+            return self.slots.leave(waiter)
+        self.slots.forget_waiter(waiter)
+        waiter.hold.waiter = None
+        waiter.state = GONE
+        return False
 
     def drain(self, now: float, *, keep: bool = False) -> list[Effect]:
         """Send every waiter away, in steps; from now on only renewals and releases are handled.

@@ -11,7 +11,7 @@ from typing import Final, Generic
 from dflockd.table.line import ClientProcess, Lines, W, earlier, number_of, take_out
 from dflockd.table.queue import Queue
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
-from dflockd.wire import MAX_LIMIT, FairGroup
+from dflockd.wire import FairGroup
 
 UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
@@ -20,7 +20,17 @@ UNSAID: Final = -1
 class Lane(Lines[W]):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
-    __slots__ = ("anytime", "is_stuck", "limit", "name", "plain", "ready", "taken", "waiting")
+    __slots__ = (
+        "is_plain_stuck",
+        "is_stuck",
+        "limit",
+        "name",
+        "plain",
+        "rated_ready",
+        "ready",
+        "taken",
+        "waiting",
+    )
 
     def __init__(self, name: bytes, limit: int) -> None:
         super().__init__()
@@ -29,6 +39,8 @@ class Lane(Lines[W]):
         """Whether its turn has come, and the first of it wants more slots than the group may have
         beside those that are taken. Then it is left out, until there is something new in it. All that
         is new where somebody takes more than one slot is followed by a look at who is the next."""
+        self.is_plain_stuck = False
+        """The same of the first who needs no place of the rate: while that has none, it is left out."""
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
@@ -39,10 +51,10 @@ class Lane(Lines[W]):
         self.ready = 0
         """How many of `waiting` may have their turn: all, or none while the group has all that it
         may."""
-        self.anytime = 0
-        """How many of `ready` can start at any time."""
+        self.rated_ready = 0
+        """How many of `ready` need a place of the rate, and can start at any time."""
         self.plain = 0
-        """How many of `ready` need no place of the rate."""
+        """How many need none, and can start at any time, of those who may have their turn then."""
 
     def has_room(self, weight: int) -> bool:
         """Whether it may have so many more slots, or all that it ever may."""
@@ -182,7 +194,6 @@ class GroupedQueue(Queue[W]):
     """
 
     __slots__ = (
-        "_anytime",
         "_expected_extra",
         "_extra",
         "_heavy",
@@ -191,6 +202,7 @@ class GroupedQueue(Queue[W]):
         "_plain",
         "_plain_ring",
         "_queued",
+        "_rated_ready",
         "_resting",
         "_ring",
         "_told_extra",
@@ -215,10 +227,10 @@ class GroupedQueue(Queue[W]):
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
         """How many wait in all lanes."""
-        self._anytime = 0
-        """How many of the waiters in the ring can start at any time."""
+        self._rated_ready = 0
+        """How many of the waiters in the ring need a place of the rate, and can start at any time."""
         self._plain = 0
-        """How many of the waiters in the ring need no place of the rate."""
+        """How many of those in the plain ring need none, and can start at any time."""
         self._weights: dict[int, int] = {}
         """Of those who have a slot and more, by fence."""
         self._extra = 0
@@ -264,21 +276,22 @@ class GroupedQueue(Queue[W]):
     def ahead(self) -> int:
         """How many slots a newcomer leaves to others who need no place, and whose groups may have more.
 
-        Beside one for each holder.
+        Beside one for each holder. Where somebody takes more than one, the `first` one counts instead.
         """
-        ahead = self._plain
+        ahead = self.set_aside + self._expected_extra + len(self.expected)
+        if self.is_heavy:
+            return ahead
         if self.processes:
-            ahead += self._asking_in(self._plain_ring)
-        if ahead and self.is_heavy:
-            return MAX_LIMIT  # they wait for slots that are free
-        return ahead + self.set_aside + self._expected_extra + len(self.expected)
+            ahead += sum([self._plain_ring.first_of(each) is not None for each in self._who_ask()])
+        return ahead + self._plain
 
     @property
     def rated_ahead(self) -> int:
         """How many others go before one who does."""
-        ahead = self._anytime - self._plain
-        if self.processes:
-            ahead += self._asking_in(self._ring) - self._asking_in(self._plain_ring)
+        ahead = self._rated_ready
+        for process in self._who_ask() if self.processes else ():
+            is_plain = self._plain_ring.first_of(process) is not None
+            ahead += not is_plain and self._ring.first_of(process) is not None
         return ahead
 
     @property
@@ -342,13 +355,17 @@ class GroupedQueue(Queue[W]):
         lane = self._lane(waiter.group)
         if waiter.is_away or lane.has_room(waiter.weight):
             return False
-        self._review(lane, is_stuck=True)
+        # One before it may only lack a place of the rate, and fit with that.
+        self._review(lane, is_stuck=lane.starter(has_place=True) is waiter, is_plain_stuck=True)
         self._stay_behind(waiter)
+        for process in lane.processes(is_plain=False):
+            if process.asking is None:  # once it asks, it may have somebody before this one
+                process.behind[lane] = waiter.place
         return True
 
     def let_in(self, lane: Lines[W]) -> None:
-        """Have the turn of a group come again that is left out: its first one cannot start now."""
-        if isinstance(lane, Lane) and lane.is_stuck:
+        """Have the turn of a group come again that is left out: another one is its first now."""
+        if isinstance(lane, Lane) and lane.is_plain_stuck:
             self._review(lane)
 
     def _stay_behind(self, waiter: W) -> None:
@@ -457,10 +474,8 @@ class GroupedQueue(Queue[W]):
         self._ring.note(lane, process)
         self._plain_ring.note(lane, process)
 
-    def _asking_in(self, ring: Ring[W]) -> int:
-        """How many processes ask that have somebody in a ring."""
-        asking = [process for process in self.processes if process.asking is not None]
-        return sum([ring.first_of(process) is not None for process in asking])
+    def _who_ask(self) -> list[ClientProcess]:
+        return [process for process in self.processes if process.asking is not None]
 
     # Of groups.
 
@@ -549,29 +564,33 @@ class GroupedQueue(Queue[W]):
             lane.limit = group.limit
         return lane
 
-    def _review(self, lane: Lane[W], *, is_stuck: bool = False) -> None:
+    def _review(
+        self, lane: Lane[W], *, is_stuck: bool = False, is_plain_stuck: bool = False
+    ) -> None:
         """Take in what has changed in a lane."""
-        lane.is_stuck = is_stuck
-        plain = all_anytime = len(lane.line) + len(lane.returned)
+        lane.is_stuck, lane.is_plain_stuck = is_stuck, is_plain_stuck
+        plain, rated_ready = len(lane.line) + len(lane.returned), 0
         in_line = waiting = plain + lane.called
         if lane.rated is not None:
             waiting += lane.rated.length
-            all_anytime += lane.rated.size
+            rated_ready = lane.rated.size
         ready = waiting
-        if is_stuck or 0 < lane.limit <= lane.taken:  # as `Lane.has_room(1)`, without a call
-            ready = in_line = plain = all_anytime = 0
+        if is_plain_stuck or 0 < lane.limit <= lane.taken:  # as `Lane.has_room(1)`, without a call
+            in_line = plain = 0
+            if is_stuck or not is_plain_stuck:
+                ready = rated_ready = 0
         self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting
-        self._anytime += all_anytime - lane.anytime
+        self._rated_ready += rated_ready - lane.rated_ready
         self._plain += plain - lane.plain
-        if ready or lane.ready:
+        if waiting or lane.waiting:
             self._ring.keep(lane, is_in=ready > 0)
             self._plain_ring.keep(lane, is_in=in_line > 0)
         if waiting and not ready:
             self._resting[lane.name] = lane
         else:
             self._resting.pop(lane.name, None)
-        lane.waiting, lane.ready, lane.anytime, lane.plain = waiting, ready, all_anytime, plain
+        lane.waiting, lane.ready, lane.plain, lane.rated_ready = waiting, ready, plain, rated_ready
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
 

@@ -36,8 +36,8 @@ class ClientProcess:
         """At which keys a slot was free while it had a position and did not ask: the longest ago
         first."""
         self.behind: OrderedDict[Any, Any] = OrderedDict()
-        """Lines where others wait behind it for as long as it asks, for it needs more slots or places
-        than are free; each with its key."""
+        """Lines to look at when it asks, or asks no more, each with its key: others wait behind it, for
+        it needs more slots or places than are free; or it may have somebody before them."""
 
 
 class ReservedPosition(NamedTuple):

@@ -124,9 +124,7 @@ class Requests:
         )
         waiter.reserve = asked.reserve
         if not asked.timeout:
-            reply = self.slots.end_wait(waiter, now)
-            self._look_behind(entry, now, effects)
-            return reply
+            return self.slots.end_wait(waiter, now, effects)
         self.slots.block(waiter, asked.timeout, now)
         if entry.queue().is_grouped:
             self._look_behind(entry, now, effects)
@@ -187,10 +185,7 @@ class Requests:
             return hold
         waiter.reserve = asked.reserve
         if asked.timeout == 0 and not waiter.is_told:
-            leaves_room, reply = waiter.leaves_room, self.slots.end_wait(waiter, now)
-            if leaves_room:
-                self.slots.look_after(waiter, now, effects)
-            return reply
+            return self.slots.end_wait(waiter, now, effects)
         self.slots.block(waiter, asked.timeout, now)
         return None
 
@@ -404,9 +399,8 @@ class Requests:
         self.slots.hand(waiter, peer, turn, is_rated=asked.rate is not None)
         return has_slot
 
-    @staticmethod
     def _has_room(
-        entry: Entry, rate: KeyRate | None, now: float, slots: int = 1, places: int = 1
+        self, entry: Entry, rate: KeyRate | None, now: float, slots: int = 1, places: int = 1
     ) -> bool:
         """Whether a newcomer can have so many slots, and places of the rate.
 
@@ -416,8 +410,8 @@ class Requests:
         queue = entry.waiters
         if queue is None:
             return len(entry.holds) <= entry.limit - slots
-        if queue.pause is not None:
-            return False
+        if queue.pause is not None or (queue.is_heavy and self.slots.first(entry, queue, now)):
+            return False  # nobody passes who waits for more slots than are free
         if rate is not None and (queue.rated_ahead or rate.free(now) - queue.places < places):
             return False  # none for anybody, or it is that of somebody else
         ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead

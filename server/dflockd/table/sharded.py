@@ -272,9 +272,7 @@ class ShardTable(LockTable):
             elif waiting is not None and waiting.two_phase:
                 self.slots.unblock(waiting, self._lapsed, effects)
             elif waiting is not None:
-                leaves_room = waiting.leaves_room
-                self.slots.leave(waiting)
-                if leaves_room and self.slots.is_here(waiting.entry):
+                if self.slots.leave(waiting) and self.slots.is_here(waiting.entry):
                     self.slots.withheld[waiting.entry] = None
                 effects.append((peer.id, self._lapsed))
         return effects

@@ -355,12 +355,18 @@ class Slots:
             peer.waiting = None
             effects.append((peer.id, reply))
 
-    def end_wait(self, waiter: Waiter, now: float) -> Reply:
-        """Return what the end of a wait for lack of time is answered with.
+    def end_wait(self, waiter: Waiter, now: float, effects: list[Effect]) -> Reply:
+        """Return what the end of a wait for lack of time is answered with; others may go on then.
 
         The waiter's deadline is not set any more. No position is kept for longer than any lease may
         last.
         """
+        leaves_room, reply = waiter.leaves_room, self._out_of_time(waiter, now)
+        if leaves_room:
+            self.look_after(waiter, now, effects)
+        return reply
+
+    def _out_of_time(self, waiter: Waiter, now: float) -> Reply:
         most = self.limits.max_lease * 1000
         reserve = waiter.reserve
         if reserve is None or max(reserve) > most or not self.reservations.has_room(waiter):
@@ -381,20 +387,26 @@ class Slots:
         return TimedOut(ticket)
 
     def look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        """Go on where somebody is away or gone who `leaves_room`."""
+        """Go on where somebody is away or gone who has left room."""
         if self.is_here(waiter.entry):
             self.promote(waiter.entry, now, effects)
 
-    def leave(self, waiter: Waiter) -> None:
-        """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
+    def leave(self, waiter: Waiter) -> bool:
+        """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free.
+
+        Returns:
+            Whether to `look_after` that, for others may have their turn.
+        """
         if waiter.state == LISTENING:
             self.listen_no_more(waiter)
-            return
+            return False
+        leaves_room = waiter.leaves_room
         if waiter.state == WAITING:
             self.deadlines.clear(waiter)
         elif waiter.is_told:
             self.reservations.come_back(waiter, waiter.entry)
         self.give_up(waiter)
+        return leaves_room
 
     def give_up(self, waiter: Waiter) -> None:
         """Take a waiter whose deadline is no longer set out of its queue."""
@@ -460,8 +472,7 @@ class Slots:
             free = most - len(entry.holds)
             is_simple = not (queue.away or queue.returned or queue.told or queue.processes)
             if rate is not None or queue.is_grouped or not is_simple:
-                places = free if rate is None else rate.free(now) - queue.places
-                found = queue.first(free, places)
+                found = self.first(entry, queue, now)
                 if found is None:
                     break
                 if queue.leaves_out(found):
@@ -491,6 +502,11 @@ class Slots:
             self._look_ahead(entry, queue, most - len(entry.holds), now)
         if not (entry.holds or queue) and self.is_here(entry):
             self.remove(entry)
+
+    def first(self, entry: Entry, queue: Queue[Waiter], now: float) -> Waiter | None:
+        """Return whose turn it is; all that it needs may not be free yet."""
+        free, rate = min(entry.limit, self.max_holds) - len(entry.holds), queue.rate
+        return queue.first(free, free if rate is None else rate.free(now) - queue.places)
 
     def _look_ahead(self, entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:
         """See to it that those who are left are looked at: with the next place, and if they ask.
@@ -527,22 +543,25 @@ class Slots:
         return True
 
     def look_behind(self, process: ClientProcess, now: float) -> None:
-        """See to it that those go on who have waited behind a process that asks no more.
+        """See to it that those go on who wait behind a process, which asks by now, or asks no more.
 
         In other steps: this one may be about another key, or in the midst of that.
         """
         if process.behind:
-            self.later(partial(self._go_on_behind, process), now)
+            self.later(partial(self._go_on_behind, process, len(process.behind)), now)
 
-    def _go_on_behind(self, process: ClientProcess, now: float, effects: list[Effect]) -> bool:
-        for _ in range(min(STEP, len(process.behind))):
-            if process.asking is not None:
-                break  # it asks again, and they wait behind it
+    def _go_on_behind(
+        self, process: ClientProcess, most: int, now: float, effects: list[Effect]
+    ) -> bool:
+        # No more than there were: those who wait behind it again are noted again.
+        for _ in range(min(STEP, most, len(process.behind))):
             lane, found = process.behind.popitem(last=False)
             entry: Entry = found
             entry.queue().let_in(lane)
             self.promote(entry, now, effects)
-        return process.asking is not None or not process.behind
+        if most > STEP:
+            self.later(partial(self._go_on_behind, process, most - STEP), now)
+        return True
 
     def pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Let others have the slot that is held for somebody, who is in line again if it was told."""
@@ -612,7 +631,7 @@ class Slots:
         assert process is not None
         asking: Peer = process.asking
         self.reservations.tell(waiter, turn, now)
-        asking.told = waiter
+        asking.told, waiter.told_on = waiter, asking
         answer_asking(process, YourTurn(waiter.ticket), effects)
         self.look_behind(process, now)
 
@@ -701,10 +720,8 @@ class Slots:
     def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """End a wait that is due."""
         if waiter.state == WAITING:
-            peer, leaves_room = waiter.peer, waiter.leaves_room
-            effects.append((peer.id, self.end_wait(waiter, now)))
-            if leaves_room:
-                self.look_after(waiter, now, effects)
+            number, before = waiter.peer.id, len(effects)
+            effects.insert(before, (number, self.end_wait(waiter, now, effects)))
         elif self.reservations.expire(waiter, now):
             self.promote(waiter.entry, now, effects)
 

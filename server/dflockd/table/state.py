@@ -325,6 +325,7 @@ class Waiter(Position):
         "peer",
         "reserve",
         "ticket",
+        "told_on",
         "turn",
         "two_phase",
         "until",
@@ -376,6 +377,8 @@ class Waiter(Position):
         self.turn: float | None = None
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
         self.process = None
+        self.told_on: Peer | None = None
+        """The connection on which its process was told of its turn last."""
         self.until = 0.0
         """When a wait that began is over; nothing ends it while it is its turn."""
 
@@ -396,8 +399,6 @@ class Waiter(Position):
         A slot that was set aside for it is free. Or somebody takes more than one: then others may
         have waited for it beside free slots.
         """
-        if self.hold is not None:  # it is in no line any more
-            return False
         queue = self.entry.waiters
         return self.turn is not None or (queue is not None and queue.is_heavy)
 

@@ -366,6 +366,7 @@ def _next(
     # On a connection that is lost: the process has another one for this now.
     answer_asking(process, Status.ERROR, effects)
     process.asking, peer.waiting, peer.told = peer, process, None
+    table.slots.look_behind(process, now)
     table.slots.find_turn(process, now, effects)
     return None
 

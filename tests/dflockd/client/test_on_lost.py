@@ -314,7 +314,7 @@ async def test_a_loop_that_was_busy_while_the_lock_was_lost(
     await lock.acquire()
     evicting = sync_client.DistributedLock(key, servers=servers)
     assert evicting.evict(lock.fence or 0)
-    eventually(lambda lock=lock: lock.state == "lost")  # the loop does nothing meanwhile
+    _wait_lost(lock)  # the loop does nothing meanwhile
     has_told = threading.Event()
 
     def behind_it() -> Flow[None]:
@@ -327,6 +327,10 @@ async def test_a_loop_that_was_busy_while_the_lock_was_lost(
     await until(lambda: bool(told.locks))
     assert told.locks[0].key == key
     assert told.threads == [threading.get_ident()]
+
+
+def _wait_lost(lock: Any) -> None:
+    eventually(lambda: lock.state == "lost")
 
 
 async def test_it_is_called_once(client: Client, server: ServerProcess, key: str) -> None:

@@ -261,7 +261,8 @@ class NaiveRules(NaiveState):
     def _starve(self, name: Name, key: Key) -> None:
         """Note which processes do not ask while there is a slot for somebody."""
         plain = any(
-            each.wants and not each.is_rated and self._may_have(key, each) for each in key.queue
+            each.wants and not each.is_rated and self._may_have(key, each, plain=True)
+            for each in key.queue
         )
         is_open = min(key.limit, self._most) - len(key.holds) > self._told(key)
         is_open = is_open and key.fits(1, key.aside())
@@ -326,7 +327,9 @@ class NaiveRules(NaiveState):
             is_back = waiter.reservation is None
             if is_back and not key.has_room(group, waiter.weight):
                 self.seen["more than its group may have"] += 1
-                key.stuck[group], key.stuck_by[group] = key.state_of(group), waiter
+                key.plain_stuck[group], key.stuck_by[group] = key.state_of(group), waiter
+                if self._next_of_groups({group: 0}, key, has_place=True) == found:
+                    key.stuck[group] = key.state_of(group)
                 continue
             if not key.fits(waiter.weight if is_back else 1, key.aside() + key.expected()):
                 self.seen["waits for more slots"] += waiter.weight > 1
@@ -352,35 +355,34 @@ class NaiveRules(NaiveState):
     def whose_turn(self, name: Name, key: Key) -> tuple[bytes, Waiter] | None:
         """Who is the next if it fits, and its group."""
         aside = sum(waiter.has_slot for waiter in key.queue)
-        turns = key.turns if self._places(name) > 0 else key.plain_turns
+        has_place = self._places(name) > 0
+        turns = key.turns if has_place else key.plain_turns
         if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
             return None
-        found = self._next_of_groups(turns, key)
+        found = self._next_of_groups(turns, key, has_place=has_place)
         if found is not None and not self._has_places(found[1]):
             self.seen["waits for more places"] += 1
-            found = self._next_of_groups(key.plain_turns, key, is_plain=True)
+            found = self._next_of_groups(key.plain_turns, key, has_place=False)
         return found
 
-    def go_on_behind(self, instance: bytes, groups: list[tuple[Name, bytes]]) -> None:
-        """Look again at groups that have waited behind a process, unless it asks again."""
+    def go_on_behind(self, groups: list[tuple[Name, bytes]]) -> None:
+        """Look again at groups that a process asks for again, or behind which others have waited."""
         for name, group in groups:
-            if self.asking(instance) is None and name in self.keys:
-                before = len(self.answers)
-                if self.keys[name].stuck.pop(group, None):
-                    self.seen["a group let in again"] += 1
-                    self._look_at_groups(self.keys[name])
-                self._serve(name)
-                self.seen["gone on behind who asks no more"] += len(self.answers) > before
+            before = len(self.answers)
+            if self.keys[name].let_in(group):
+                self.seen["a group let in again"] += 1
+                self._look_at_groups(self.keys[name])
+            self._serve(name)
+            self.seen["gone on behind who asks no more"] += len(self.answers) > before
 
     def _next_of_groups(
-        self, turns: dict[bytes, int], key: Key, *, is_plain: bool = False
+        self, turns: dict[bytes, int], key: Key, *, has_place: bool
     ) -> tuple[bytes, Waiter] | None:
         """Whose turn it is among those who can start, and its group; of those who need no place."""
         in_order = sorted(turns, key=turns.__getitem__)
         for group in in_order:
             for each in key.of_group(group):
-                may_begin = not each.is_rated if is_plain else self._may_begin(each)
-                if each.wants and self.can_start(each) and may_begin:
+                if each.wants and self.can_start(each) and (has_place or not each.is_rated):
                     self.seen["a group passed over"] += group != in_order[0]
                     return group, each
         return None
@@ -391,14 +393,22 @@ class NaiveRules(NaiveState):
         for name in list(key.limits):
             if name not in waiting and not key.taken(name):
                 del key.limits[name]
-        key.stuck = {name: was for name, was in key.stuck.items() if was == key.state_of(name)}
+        for name in [name for name, was in key.plain_stuck.items() if was != key.state_of(name)]:
+            key.let_in(name)
         ready = [name for name in waiting if key.may_have_turns(name)]
         if len(waiting) > len(ready):
             self.seen["groups that have all they may"] += 1
         plain = {name_of(each.group) for each in key.queue if each.wants and not each.is_rated}
         for turns, may in (
             (key.turns, ready),
-            (key.plain_turns, [name for name in ready if name in plain]),
+            (
+                key.plain_turns,
+                [
+                    name
+                    for name in waiting
+                    if name in plain and key.may_have_turns(name, is_plain=True)
+                ],
+            ),
         ):
             for name in [name for name in turns if name not in may]:
                 del turns[name]
@@ -432,7 +442,7 @@ class NaiveRules(NaiveState):
             is_new = is_there and key.limits.get(group.name) != group.limit
             key.limits[group.name] = group.limit
             if is_new:
-                key.stuck.pop(group.name, None)
+                key.let_in(group.name)
             waits = any(each.wants for each in key.of_group(group.name))
             has_room = key.may_have_turns(group.name)
             may_serve = (is_new and key.is_heavy()) or (waits and has_room and not had_room)
@@ -450,9 +460,10 @@ class NaiveRules(NaiveState):
         weight = weight_of(group)
         if is_rated and (rated or self._places(name) < min(weight, self.rates[name].runs)):
             return False  # a place may be free, and is about to be theirs
-        if key.is_heavy() and plain:
+        if key.is_heavy() and self.whose_turn(name, key) is not None:
             return False  # nobody passes who waits for several slots
-        has_room = key.fits(weight, key.aside() + key.expected() + plain)
+        ahead = 0 if key.is_heavy() else plain
+        has_room = key.fits(weight, key.aside() + key.expected() + ahead)
         if has_room and rated:
             self.seen["past who waits for a place"] += 1
         return has_room and key.has_room(name_of(group), weight) and name_of(group) not in key.stuck
@@ -462,19 +473,22 @@ class NaiveRules(NaiveState):
 
         Of those who want to be told one for each process that asks.
         """
-        ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
-        start = [each for each in ahead if self.can_start(each)]
-        who = {each.instance if each.turn is not None else each.number for each in start}
+        start = [each for each in key.queue if each.wants and self.can_start(each)]
         plain = {
-            each.instance if each.turn is not None else each.number
+            who(each)
             for each in start
-            if not each.is_rated
+            if not each.is_rated and self._may_have(key, each, plain=True)
         }
-        return len(plain), len(who - plain)
+        others = {
+            who(each)
+            for each in start
+            if (each.is_rated or each.turn is not None) and self._may_have(key, each)
+        }
+        return len(plain), len(others - plain)
 
     @staticmethod
-    def _may_have(key: Key, waiter: Waiter) -> bool:
-        return not key.is_grouped or key.may_have_turns(name_of(waiter.group))
+    def _may_have(key: Key, waiter: Waiter, *, plain: bool = False) -> bool:
+        return not key.is_grouped or key.may_have_turns(name_of(waiter.group), is_plain=plain)
 
     def _may_begin(self, waiter: Waiter) -> bool:
         """Whether the rate has a place for it; of several it needs, one is enough to have its turn."""
@@ -493,3 +507,8 @@ class NaiveRules(NaiveState):
         queue = self.keys[name].queue
         held = sum(each.weight for each in queue if each.has_slot and each.is_rated)
         return self.rates[name].free(self.now) - held
+
+
+def who(waiter: Waiter) -> object:
+    """Who it is for the others in line: of a process only one has a turn at once."""
+    return waiter.instance if waiter.turn is not None else waiter.number

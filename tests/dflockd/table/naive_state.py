@@ -51,6 +51,8 @@ class Waiter:
     """When the wait of its connection is over, unless it is its turn."""
     is_told: bool = False
     """Whether its turn has come; others may go first by now."""
+    told_on: int = 0
+    """The connection on which its process was told of its turn last."""
     has_slot: bool = False
     ticket: bytes | None = None
     is_renamed: bool = False
@@ -164,6 +166,8 @@ class Key:
 
     stuck: dict[bytes, object] = field(default_factory=dict)
     """Groups whose turn has come, and the first wanted more than the group may have: how they were."""
+    plain_stuck: dict[bytes, object] = field(default_factory=dict)
+    """The same of the first who needs no place of the rate."""
     stuck_by: dict[bytes, Waiter] = field(default_factory=dict)
     """These first ones."""
 
@@ -208,9 +212,15 @@ class Key:
         most = self.limits.get(name, 0)
         return not most or self.taken(name) + min(weight, most) <= most
 
-    def may_have_turns(self, name: bytes) -> bool:
-        """Whether a group is not left out."""
-        return self.has_room(name) and self.stuck.get(name) != self.state_of(name)
+    def may_have_turns(self, name: bytes, *, is_plain: bool = False) -> bool:
+        """Whether a group is not left out, or those of it who need no place of the rate."""
+        stuck = self.plain_stuck if is_plain else self.stuck
+        return self.has_room(name) and stuck.get(name) != self.state_of(name)
+
+    def let_in(self, name: bytes) -> bool:
+        """Have a group be left out no more; say whether it was."""
+        self.stuck.pop(name, None)
+        return self.plain_stuck.pop(name, None) is not None
 
     def order(self) -> list[Waiter]:
         """Who waits, in the order of their turns if nothing else happens."""
@@ -296,8 +306,6 @@ class NaiveState:
         """Where the answer to the request goes that is handled: before those that it has brought."""
         self.starved: dict[bytes, dict[Name, None]] = {}
         """Where a slot was free while a process had a position and did not ask, in that order."""
-        self.stopped: list[bytes] = []
-        """Processes that ask no more. Others may have waited behind them, and go on in later steps."""
         self._clock = 0
 
     # Looking around.

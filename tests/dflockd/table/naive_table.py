@@ -139,8 +139,6 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         told: bool = True,
     ) -> None:
         peer = self.peers.pop(number)
-        if peer.asks:
-            self.stopped.append(peer.instance)
         waiters = [*([peer.waiting] if peer.waiting else []), *peer.enqueued]
         gone = []
         for waiter in dict.fromkeys(waiters):
@@ -153,6 +151,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             for waiter in list(key.queue):
                 if waiter.peer == number and not waiter.is_told:
                     key.queue.remove(waiter)
+            self._look_at_groups(key)  # one that is empty now has lost its turn
         # Who has waited for a place may have been the last one there.
         self.keys = {name: key for name, key in self.keys.items() if key.is_used}
         for waiter in peer.enqueued:
@@ -162,7 +161,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             if waiter.name in self.keys:
                 self._serve(waiter.name)
         last = peer.told
-        if last is not None and last.peer and last.is_told and self.is_in_line(last):
+        is_its_last = last is not None and last.told_on == number and self.is_in_line(last)
+        if last is not None and is_its_last and last.peer and last.is_told:
             self._be_untold(last)
         for waiter in peer.enqueued:
             if waiter.hold is None and self.is_in_line(waiter):
@@ -205,7 +205,6 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         """Go on with nothing but some of the holds whose tokens are known to somebody, and pauses."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended, self.starved = {}, {}, [], set(), {}
-        self.stopped = []
         self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:

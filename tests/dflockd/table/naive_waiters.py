@@ -177,10 +177,9 @@ class NaiveWaiters(NaiveState):
     def _tell(self, waiter: Waiter, turn: float) -> None:
         number = self.asking(waiter.instance)
         assert number is not None
-        waiter.is_told = waiter.has_slot = True
+        waiter.is_told, waiter.has_slot, waiter.told_on = True, True, number
         self._set(waiter, turn)
         self.peers[number].asks, self.peers[number].told = False, waiter
-        self.stopped.append(waiter.instance)
         self.seen["told"] += 1
         self.answers.append(Answer(number, "turn", waiter=waiter))
 

@@ -40,6 +40,7 @@ from tests.dflockd.table.rates_support import (
     move,
     shard_table,
 )
+from tests.dflockd.table.recount import check_counts
 
 
 class History:
@@ -217,6 +218,7 @@ class History:
 
     def check(self) -> None:
         self.model.check()
+        check_counts(self.table)
         group = next(iter(self.table.each_partition()))
         for name, rate in self.model.rates.items():
             self.seen["packed"] += bytes(name[:1]) + name[1] in group.rates.packed

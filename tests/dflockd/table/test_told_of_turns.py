@@ -209,6 +209,17 @@ def test_a_turn_that_nobody_has_heard_of_is_had_again(table: LockTable) -> None:
     assert not table._partition.reserved[ticket].can_start
 
 
+def test_only_the_connection_that_was_told_of_a_turn_last_takes_it_along(table: LockTable) -> None:
+    peer, ticket = blocked(table)
+    former, _ = asks(table, peer)
+    assert ask(table, table.connect(), Pass(b"k", ticket)) is Status.OK
+    latter, reply = asks(table, peer, 1.0)
+    assert reply == YourTurn(ticket)
+    waiter, _ = lock(table, 1.0)
+    assert table.disconnect(former, 1.0, clean=False) == []
+    assert kinds(table.disconnect(latter, 1.0, clean=False)) == [(waiter.id, Granted)]
+
+
 def test_a_process_that_is_gone_leaves_nothing(table: LockTable) -> None:
     peer, _ = blocked(table)
     asking, _ = asks(table, peer)

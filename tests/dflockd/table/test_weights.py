@@ -19,6 +19,7 @@ from dflockd.wire import (
     FairGroup,
     Granted,
     Hello,
+    How,
     Moved,
     Next,
     Queued,
@@ -477,3 +478,49 @@ def test_a_newcomer_without_a_group_has_the_turn_that_comes_before_that_of_who_w
     newcomer = line.table.connect()
     effects = line.table.handle(newcomer, Acquire(LOCK, b"a", 10, 60, 600), 1.0)
     assert [(number, type(reply)) for number, reply in effects] == [(newcomer.id, Granted)]
+
+
+def test_who_has_its_places_of_a_rate_is_not_passed_while_it_waits_for_slots() -> None:
+    """Not by those either who need no place."""
+    site = Site()
+    rate = Rate(5, 1000)
+    holder, heavy, *others = (site.table.connect() for _ in range(5))
+    reply = site.ask(holder, Acquire(LOCK, b"k", 5, 0, LEASE))
+    assert isinstance(reply, Granted)
+    share = FairGroup(b"", 0, 5)
+    assert site.ask(heavy, Acquire(LOCK, b"k", 5, 60, LEASE, rate, group=share)) is None
+    assert site.ask(others[0], Acquire(LOCK, b"k", 5, 0, LEASE)) is Status.TIMEOUT
+    assert site.ask(others[1], Enqueue(LOCK, b"k", 5, LEASE)) is Status.QUEUED
+    two = FairGroup(b"g", 0, 2)
+    assert site.ask(others[2], Acquire(LOCK, b"k", 5, 0, LEASE, group=two)) is Status.TIMEOUT
+    site.ask(holder, Release(LOCK, b"k", reply.token))
+    assert site.granted() == [heavy.id]
+
+
+def test_the_first_of_a_group_goes_on_once_the_rate_has_its_place() -> None:
+    """Behind it is one who needs no place, and more slots than the group may have."""
+    site = Site()
+    rate = Rate(1, 1000)
+    holder, *others = (site.table.connect() for _ in range(3))
+    group = FairGroup(b"g", 3)
+    reply = site.ask(holder, Acquire(LOCK, b"k", 9, 0, LEASE, rate, group=group))
+    assert isinstance(reply, Granted)
+    site.ask(holder, Renew(LOCK, b"k", reply.token, LEASE, How.BEGUN))
+    assert site.ask(others[0], Acquire(LOCK, b"k", 9, 60, LEASE, rate, group=group)) is None
+    heavy = group._replace(weight=3)
+    assert site.ask(others[1], Acquire(LOCK, b"k", 9, 60, LEASE, group=heavy)) is None
+    site.go_to(site.now + 1.01)
+    assert site.granted() == [others[0].id]
+
+
+def test_the_first_of_a_group_goes_on_once_its_process_asks() -> None:
+    """Behind it is one who needs more slots than the group may have."""
+    line = Line()
+    group = FairGroup(b"g", 3)
+    one, other, _ = line.peers
+    line.take(b"a", 1, 0, group)
+    reply = line.want(one, b"a", 1, group)
+    assert isinstance(reply, Queued)
+    line.take(b"a", 3, 60, group)
+    assert line.ask(Next(), other) is None
+    assert line.table.advance(1.0) == [(other.id, YourTurn(reply.ticket))]
