@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from examples.demo.stage import Process
+from examples.demo.stage import Process, StageError, redis_executable
 from tests import forkserver
 
 # No example is judged by the clock of a busy machine. The soak tries many.
@@ -42,6 +42,15 @@ LONGEST = (
     "table/test_as_the_model.py",
 )
 """The files that take longest. Each goes to one process, in which the others then find less to do."""
+
+
+@pytest.fixture(scope="session")
+def needs_redis() -> None:
+    """Skip what needs a Redis, where there is none."""
+    try:
+        redis_executable()
+    except StageError as error:
+        pytest.skip(str(error))
 
 
 # What is imported and collected stays to the end, 300,000 objects: a third of a second for each full

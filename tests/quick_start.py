@@ -62,13 +62,7 @@ def completed(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as somebody who is in this directory."""
     return subprocess.run(
-        command,
-        cwd=directory,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-        check=False,
+        command, cwd=directory, env=env, capture_output=True, text=True, timeout=BOUND, check=False
     )
 
 

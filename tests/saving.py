@@ -73,7 +73,5 @@ def _unpacked(pair: int) -> tuple[int, int]:
 
 # No child begins with half a line, or a mutex that nobody has.
 os.register_at_fork(
-    before=_saving.acquire,
-    after_in_parent=_saving.release,
-    after_in_child=_saving.release,
+    before=_saving.acquire, after_in_parent=_saving.release, after_in_child=_saving.release
 )

@@ -19,7 +19,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.result import AsyncResult
 
 from celery_dflock import LockedTask, dflock
-from examples.demo.stage import ROOT, LockServer, Redis, StageError, redis_executable
+from examples.demo.stage import ROOT, LockServer, Redis
 from tests.quick_start import Typed
 
 PAGE = ROOT / "docs" / "howto" / "asyncio.md"
@@ -47,11 +47,8 @@ def program(directory: Path, line: str, env: dict[str, str], ready: str) -> Iter
 
 
 @pytest.mark.parametrize("source", ["page", "example"])
+@pytest.mark.usefixtures("needs_redis")
 def test_views_and_tasks_exclude_each_other(source: str, tmp_path: Path) -> None:
-    try:
-        redis_executable()
-    except StageError as error:
-        pytest.skip(str(error))
     programs = Path(sys.executable).parent
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     with Redis(tmp_path) as redis, LockServer(tmp_path) as locks:

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_dflock import dflock
-from examples.demo.stage import ROOT, LockServer, Redis, StageError, redis_executable
+from examples.demo.stage import ROOT, LockServer, Redis
 from tests.quick_start import Typed, completed
 
 PAGE = ROOT / "docs" / "howto" / "django.md"
@@ -36,11 +36,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("django")
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_the_project_of_the_page(directory: Path) -> None:
-    try:
-        redis_executable()
-    except StageError as error:
-        pytest.skip(str(error))
     files = dict(FILE.findall(PAGE.read_text()))
     assert len(files) == 7
     programs = Path(sys.executable).parent

@@ -80,11 +80,8 @@ def test_a_warning_in_a_snippet_is_an_error(tmp_path, lock_server):
     assert "DeprecationWarning: it is old" in said
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_the_quick_start_does_what_it_says(tmp_path):
-    try:
-        stage.redis_executable()
-    except stage.StageError as exc:
-        pytest.skip(str(exc))
     with stage.Redis(tmp_path) as redis:
         output = quick_start.run(tmp_path, Path(sys.executable).parent, redis.url, redis.url)
 

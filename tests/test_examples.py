@@ -24,11 +24,7 @@ def lock_server(directory):
 
 
 @pytest.fixture(scope="module")
-def env(directory, lock_server):
-    try:
-        stage.redis_executable()
-    except stage.StageError as exc:
-        pytest.skip(str(exc))
+def env(needs_redis, directory, lock_server):
     with stage.Redis(directory) as redis:
         yield {"BROKER_URL": redis.url, "DFLOCK_SERVERS": lock_server.address}
 

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_dflock import dflock
-from examples.demo.stage import ROOT, LockServer, Redis, StageError, redis_executable
+from examples.demo.stage import ROOT, LockServer, Redis
 from tests.quick_start import Typed, completed
 
 PAGE = ROOT / "docs" / "howto" / "flask.md"
@@ -33,11 +33,8 @@ print(client.post("/refund/8").status_code)
 """
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_the_application_of_the_page(tmp_path: Path) -> None:
-    try:
-        redis_executable()
-    except StageError as error:
-        pytest.skip(str(error))
     page = PAGE.read_text()
     [text], [worker] = CODE.findall(page), WORKER.findall(page)
     programs = Path(sys.executable).parent

@@ -16,11 +16,7 @@ PINNED = [
     "server/requirements-build.txt",
     "examples/requirements.txt",
 ]
-HASHED = [
-    "server/requirements.txt",
-    "server/requirements-build.txt",
-    "examples/requirements.txt",
-]
+HASHED = ["server/requirements.txt", "server/requirements-build.txt", "examples/requirements.txt"]
 
 
 @pytest.mark.parametrize("name", PINNED)

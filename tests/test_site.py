@@ -28,10 +28,7 @@ FEW = ["index.html", "howto/flask.html", "reference/options.html", "search.html"
 WIDE = {"viewport": {"width": 1200, "height": 900}, "reduced_motion": "reduce"}
 PHONE = {"viewport": {"width": 390, "height": 844}, "reduced_motion": "reduce"}
 
-pytestmark = [
-    pytest.mark.site,
-    pytest.mark.skipif(not PAGES, reason="`make docs` builds the site"),
-]
+pytestmark = [pytest.mark.site, pytest.mark.skipif(not PAGES, reason="`make docs` builds the site")]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.stage import ROOT, LockServer, Redis, StageError, redis_executable, wait_until
+from examples.demo.stage import ROOT, LockServer, Redis, wait_until
 from tests.quick_start import BLOCK, BOUND, Typed, completed, environment, without_times
 
 PAGE = (ROOT / "docs" / "tutorial" / "first-lock.md").read_text()
@@ -24,16 +24,13 @@ def without_fences(output: str) -> list[str]:
     return without_times(re.sub(r"fence \d+", "fence N", output))
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     blocks = BLOCK.findall(PAGE)
     assert [kind for kind, _ in blocks] == KINDS
     _, tasks, _, worker, send, printed, look, kill, _ = (text for _, text in blocks)
     send_long, locks, waiters = look.splitlines()
     assert kill.splitlines() == ["kill -9 PID", locks]
-    try:
-        redis_executable()
-    except StageError as error:
-        pytest.skip(str(error))
     env = environment(Path(sys.executable).parent)
 
     def typed(line: str) -> str:

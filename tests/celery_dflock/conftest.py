@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery._state import _set_task_join_will_block
 
-from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
+from examples.demo.stage import LockServer, Redis, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import Cluster, Waiter
 from tests.celery_dflock.record import RECORD
@@ -27,11 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def redis_url(directory: Path) -> Iterator[str]:
-    try:
-        redis_executable()
-    except StageError as error:
-        pytest.skip(str(error))
+def redis_url(needs_redis: None, directory: Path) -> Iterator[str]:
     with Redis(directory) as redis:
         yield redis.url
 

@@ -223,11 +223,7 @@ def _in_region(self: Task, number: int, key: str, gate: str) -> str:
 
 
 in_region = app.task(
-    bind=True,
-    base=LockedTask,
-    shared=False,
-    name="in_region",
-    lock_key="{key}:{number}",
+    bind=True, base=LockedTask, shared=False, name="in_region", lock_key="{key}:{number}"
 )(_in_region)
 
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)

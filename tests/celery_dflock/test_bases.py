@@ -557,12 +557,7 @@ def test_a_body_without_its_lock_is_refused(lock_server: LockServer, key: str) -
 
     for number, base in enumerate([LockedTask, PoliteLocked]):
         task = add(
-            app,
-            name=f"{number}",
-            base=base,
-            lock_key="{key}",
-            lock_timeout=0,
-            lock_conflict=anyway,
+            app, name=f"{number}", base=base, lock_key="{key}", lock_timeout=0, lock_conflict=anyway
         )
         with dflock(key, app=app), pytest.raises(ImproperlyConfigured, match="is not held"):
             task.delay(key).get()
@@ -646,12 +641,7 @@ def test_a_direct_call_in_the_body_has_arguments_of_its_own(
             seen.append((*request.args, self.request is request))
 
     nested.delay(key, 2).get()
-    assert seen == [
-        (key, 2, 2, key),
-        (key, 1, 1, key),
-        (key, 0, 0, key),
-        (key, 2, True),
-    ]
+    assert seen == [(key, 2, 2, key), (key, 1, 1, key), (key, 0, 0, key), (key, 2, True)]
 
 
 def test_locking_that_is_switched_off_lets_all_bodies_run() -> None:

@@ -56,9 +56,7 @@ TORN = pytest.param(filesystem, marks=pytest.mark.soak)
 def test_tasks_of_one_key_run_one_by_one_and_all_succeed(
     cluster: Cluster, key: str, kind: Any, tmp_path: Path
 ) -> None:
-    settings = kind(tmp_path) | {
-        "task_default_queue": key.replace(":", "-"),
-    }
+    settings = kind(tmp_path) | {"task_default_queue": key.replace(":", "-")}
     settings["accept_content"] = ["json", settings["task_serializer"]]
     app = Celery("sender", set_as_current=False)
     app.conf.update(settings)

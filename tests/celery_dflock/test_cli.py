@@ -239,10 +239,7 @@ def test_locks_and_waiters(run: Run, server: LockServer) -> None:
         Waiter(semaphore(server, "api", "third")),
     ):
         held = json.loads(run("locks", "--json").stdout)
-        assert [(row["key"], row["label"]) for row in held] == [
-            ("api", "first"),
-            ("api", "second"),
-        ]
+        assert [(row["key"], row["label"]) for row in held] == [("api", "first"), ("api", "second")]
         [waiting] = json.loads(run("waiters", "--json").stdout)
         assert (waiting["key"], waiting["place"], waiting["label"]) == ("api", 1, "third")
         assert run("waiters", "api").stdout.startswith("api  1. third  for ")

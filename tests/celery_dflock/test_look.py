@@ -14,9 +14,9 @@ from celery_dflock import LockedTask, LockNotAcquiredError, current_lock, dflock
 from celery_dflock.look import Look
 from dflockd.sync_client import DistributedSemaphore
 from examples.demo.stage import LockServer
-from tests.celery_dflock.test_signals import app, locked, on_waiting
+from tests.celery_dflock.test_signals import locked, on_waiting
 
-__all__ = ["app", "on_waiting"]
+__all__ = ["on_waiting"]
 
 Waits = Callable[[Callable[..., Any]], None]
 

@@ -14,10 +14,8 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
-from tests.celery_dflock.test_signals import app, locked
+from tests.celery_dflock.test_signals import locked
 from tests.celery_dflock.worker.waiting import assert_in_order, ids, started, turns
-
-__all__ = ["app"]
 
 MANY = 40
 

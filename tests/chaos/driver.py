@@ -92,8 +92,7 @@ class _Stage:
             self._sender = opened.enter_context(Sender(options, self._env(redis.url, ways[0])))
         self._clients = [
             self._add(
-                f"client-{number}",
-                opened.enter_context(Client(options, number, ways[number % 2])),
+                f"client-{number}", opened.enter_context(Client(options, number, ways[number % 2]))
             )
             for number in range(options.clients)
         ]

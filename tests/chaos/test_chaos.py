@@ -36,11 +36,7 @@ def judged(tmp_path: Path, **options: Any) -> Outcome:
 @pytest.mark.timeout(SECONDS + 4 * QUIET)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_nothing_is_lost_and_nobody_overlaps(servers: int, tmp_path: Path) -> None:
-    outcome = judged(
-        tmp_path,
-        servers=servers,
-        state_dir=tmp_path / "state",
-    )
+    outcome = judged(tmp_path, servers=servers, state_dir=tmp_path / "state")
     assert outcome.count("fault") > SECONDS / 10
 
 
@@ -63,8 +59,4 @@ def test_a_cluster_loses_nothing_either(etcd: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 4 * QUIET)
 def test_nothing_is_lost_by_waiting_in_the_consumer(tmp_path: Path) -> None:
-    judged(
-        tmp_path,
-        state_dir=tmp_path / "state",
-        wait="consumer",
-    )
+    judged(tmp_path, state_dir=tmp_path / "state", wait="consumer")

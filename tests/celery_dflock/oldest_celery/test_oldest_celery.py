@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from examples.demo.stage import ROOT, LockServer, Redis, StageError, Worker, redis_executable
+from examples.demo.stage import ROOT, LockServer, Redis
 from tests.celery_dflock import jobs
+from tests.celery_dflock.elsewhere import lines_of
 from tests.celery_dflock.oldest_celery import oldest
 from tests.celery_dflock.record import RECORD
 from tests.environments import NotToBeHadError, environment
@@ -35,23 +34,9 @@ def python() -> str:
         pytest.skip(str(error))
 
 
-class OldWorker(Worker):
-    """A worker of another environment."""
-
-    def __init__(self, python: str, directory: Path, env: dict[str, str]) -> None:
-        super().__init__(directory, app="tests.celery_dflock.jobs", name="old", env=env)
-        self._python = python
-
-    def _command(self) -> Sequence[str]:
-        return [self._python, *super()._command()[1:]]
-
-
 @pytest.mark.timeout(2 * oldest.BOUND + 2 * INSTALL_BOUND)
+@pytest.mark.usefixtures("needs_redis")
 def test_scenarios(python: str, tmp_path: Path) -> None:
-    try:
-        redis_executable()
-    except StageError as error:
-        pytest.skip(str(error))
     scenarios = ["turns", "requeue", "skip", "fail", "parked"]
     with Redis(tmp_path) as redis, LockServer(tmp_path) as locks:
         env = {
@@ -60,26 +45,9 @@ def test_scenarios(python: str, tmp_path: Path) -> None:
             RECORD: str(tmp_path / "record.jsonl"),
             "DFLOCK_SERVERS": locks.address,
         }
-        with OldWorker(python, tmp_path, env) as worker:
-            worker.wait_ready()
-            run = subprocess.run(
-                [
-                    python,
-                    "-W",
-                    "error",
-                    "-m",
-                    "tests.celery_dflock.oldest_celery.oldest",
-                    *scenarios,
-                ],
-                cwd=ROOT,
-                env={**os.environ, **env},
-                capture_output=True,
-                text=True,
-                timeout=2 * oldest.BOUND,  # it ends by itself before
-                check=False,
-            )
-            assert run.returncode == 0, worker.with_log(run.stderr)
-    assert run.stdout.splitlines() == [
+        program = ("-W", "error", "-m", "tests.celery_dflock.oldest_celery.oldest")
+        said = lines_of(python, tmp_path, env, *program, scenarios=scenarios)
+    assert said == [
         f"celery {OLDEST}.0",
         *(f"passed {scenario}" for scenario in scenarios),
     ]

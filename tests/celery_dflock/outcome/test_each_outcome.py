@@ -103,6 +103,9 @@ class Stage:
         return message
 
 
+Make = Callable[..., Stage]
+
+
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
     monkeypatch.setenv(RECORD, str(tmp_path / "record"))
@@ -112,7 +115,7 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
 
 
 @pytest.fixture
-def make(app: Celery, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Stage]]:
+def make(app: Celery, caplog: pytest.LogCaptureFixture) -> Iterator[Make]:
     connected = []
     caplog.set_level(logging.INFO, "celery_dflock")
 
@@ -140,7 +143,7 @@ def requeued(countdown: float, attempt: int) -> tuple[str, dict[str, Any]]:
     return "task_requeued", said
 
 
-def test_a_conflict_sends_the_task_again_with_its_position(make: Callable[..., Stage]) -> None:
+def test_a_conflict_sends_the_task_again_with_its_position(make: Make) -> None:
     stage = make()
     with pytest.raises(Retry) as caught:
         stage.end(TimedOut(ERROR, KEPT))
@@ -151,13 +154,9 @@ def test_a_conflict_sends_the_task_again_with_its_position(make: Callable[..., S
     assert (header["attempt"], header["ticket"]) == (1, "0123abcd")
 
 
-def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
-    make: Callable[..., Stage],
-) -> None:
+def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(make: Make) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
-    before = {
-        RUN: {"attempt": 0, "ticket": "old", "waited": 9.0, "outage": 2, "paused": 1.0},
-    }
+    before = {RUN: {"attempt": 0, "ticket": "old", "waited": 9.0, "outage": 2, "paused": 1.0}}
     with pytest.raises(Retry) as caught:
         stage.end(TimedOut(ERROR), **before)
     headers = stage.sent(caught.value.when).headers
@@ -166,7 +165,7 @@ def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
     assert headers[RUN] == {"id": stage.id, "retries": 0, "attempt": 1}, "the others count anew"
 
 
-def test_a_conflict_gives_up_in_the_end_and_says_after_how_long(make: Callable[..., Stage]) -> None:
+def test_a_conflict_gives_up_in_the_end_and_says_after_how_long(make: Make) -> None:
     stage = make(lock_requeue={"max_attempts": 3})
     with pytest.raises(LockNotAcquiredError) as caught:
         stage.end(TimedOut(ERROR, KEPT), **{RUN: {"attempt": 2, "since": 1.0}})
@@ -179,7 +178,7 @@ def test_a_conflict_gives_up_in_the_end_and_says_after_how_long(make: Callable[.
 
 @pytest.mark.parametrize(("outage", "longest"), [(0, 1.0), (1, 2.0), (2, 4.0), (3, 5.0), (99, 5.0)])
 def test_while_no_server_answers_the_pause_grows_to_five_seconds(
-    make: Callable[..., Stage],
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     outage: int,
@@ -192,9 +191,7 @@ def test_while_no_server_answers_the_pause_grows_to_five_seconds(
     for drawn in (0.0, 0.33333333):
         monkeypatch.setattr(requeue.chance, "random", lambda drawn=drawn: drawn)
         stage.heard.clear()
-        before = {
-            RUN: {"ticket": "0123", "attempt": 2, "outage": outage},
-        }
+        before = {RUN: {"ticket": "0123", "attempt": 2, "outage": outage}}
         with pytest.raises(Retry) as caught:
             stage.end(Unavailable(error, server), **before)
         pauses.append(caught.value.when)
@@ -217,7 +214,7 @@ def test_while_no_server_answers_the_pause_grows_to_five_seconds(
 
 
 def test_without_a_server_a_task_fails_or_runs_if_it_is_to(
-    make: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = LockUnavailableError("the-key", "it is down")
     stage = make()
@@ -230,9 +227,7 @@ def test_without_a_server_a_task_fails_or_runs_if_it_is_to(
     assert caplog.messages == [f"task the-task[{stage.id}] runs without its lock: {error}"]
 
 
-def test_a_skipped_task_says_so(
-    make: Callable[..., Stage], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_skipped_task_says_so(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     stage = make(lock_conflict="skip")
     result = stage.end(TimedOut(ERROR, KEPT))
     assert (result.key, result.task_id, result.holder) == ("the-key", stage.id, "another")
@@ -252,7 +247,7 @@ def test_a_skipped_task_says_so(
     assert Skipped.of(["dflock"]) is Skipped.of({"dflock": "done"}) is Skipped.of({}) is None
 
 
-def test_a_failure_is_the_error_itself(make: Callable[..., Stage]) -> None:
+def test_a_failure_is_the_error_itself(make: Make) -> None:
     stage = make(lock_conflict="fail")
     with pytest.raises(LockNotAcquiredError) as caught:
         stage.end(TimedOut(ERROR, KEPT))
@@ -261,7 +256,7 @@ def test_a_failure_is_the_error_itself(make: Callable[..., Stage]) -> None:
 
 
 def test_a_callable_decides_or_says_the_result(
-    make: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     verdicts, asked = ["skip", "instead"], []
 
@@ -279,7 +274,7 @@ def test_a_callable_decides_or_says_the_result(
 
 @pytest.mark.parametrize(("kept", "pause"), [(KEPT, 7.5), (None, LEAST_PAUSE)])
 def test_who_was_overtaken_waits_again_at_its_position(
-    make: Callable[..., Stage], kept: Kept | None, pause: float
+    make: Make, kept: Kept | None, pause: float
 ) -> None:
     stage = make()
     before = {RUN: {"attempt": 3, "outage": 2}}
@@ -294,9 +289,7 @@ def test_who_was_overtaken_waits_again_at_its_position(
 
 
 @pytest.mark.parametrize("ticket", ["0123abcd", None])
-def test_a_shutdown_sends_the_task_on_with_its_position(
-    make: Callable[..., Stage], ticket: str | None
-) -> None:
+def test_a_shutdown_sends_the_task_on_with_its_position(make: Make, ticket: str | None) -> None:
     stage = make()
     with pytest.raises(Retry):
         stage.end(ShuttingDown(ERROR, ticket), **{RUN: {"attempt": 3}})
@@ -308,7 +301,7 @@ def test_a_shutdown_sends_the_task_on_with_its_position(
 @pytest.mark.usefixtures("nothing_remembered")
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_redelivery_is_sent_again_and_says_so_aloud_once(
-    make: Callable[..., Stage], caplog: pytest.LogCaptureFixture, number: int
+    make: Make, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
     before = {HEADER: {"lock_timeout": 3}, RUN: {"attempt": 5, "redelivery": number - 1}}
@@ -325,7 +318,7 @@ def test_a_redelivery_is_sent_again_and_says_so_aloud_once(
     assert str(ERROR) in record.getMessage()
 
 
-def test_who_is_older_is_skipped_and_says_for_whom(make: Callable[..., Stage]) -> None:
+def test_who_is_older_is_skipped_and_says_for_whom(make: Make) -> None:
     stage = make()
     result = stage.end(Superseded(ERROR))
     assert (result.holder, result.superseded_by) == ("another", "another")
@@ -338,7 +331,7 @@ def test_who_is_older_is_skipped_and_says_for_whom(make: Callable[..., Stage]) -
 
 @pytest.mark.usefixtures("nothing_remembered")
 def test_who_is_older_and_was_delivered_twice_looks_for_a_result_first(
-    make: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = make()
     with pytest.raises(RedeliveryRequeued):
@@ -353,7 +346,7 @@ def test_who_is_older_and_was_delivered_twice_looks_for_a_result_first(
 
 @pytest.mark.parametrize("it", [TimedOut(ERROR), Overtaken(ERROR), ShuttingDown(ERROR)])
 def test_a_redelivery_of_a_task_that_has_ended_is_dropped(
-    make: Callable[..., Stage], caplog: pytest.LogCaptureFixture, it: Refusal
+    make: Make, caplog: pytest.LogCaptureFixture, it: Refusal
 ) -> None:
     stage = make()
     stage.app.backend.mark_as_failure(stage.id, ValueError("as asked"))
@@ -384,9 +377,7 @@ REFUSALS = pytest.mark.parametrize("how", REFUSED)
 
 ONCE_MORE: dict[str, dict[str, Any]] = {
     "by the broker": {"redelivered": True},
-    "by the broker, an attempt before": {
-        RUN: {"was_redelivered": True},
-    },
+    "by the broker, an attempt before": {RUN: {"was_redelivered": True}},
     "and has met its run": {RUN: {"redelivery": 1}},
 }
 DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
@@ -397,7 +388,7 @@ DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_
 @REFUSALS
 @pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
 def test_one_that_was_delivered_before_is_dropped_if_its_task_has_ended(
-    make: Callable[..., Stage], how: str, again: dict[str, Any], state: str
+    make: Make, how: str, again: dict[str, Any], state: str
 ) -> None:
     it, options = REFUSED[how]
     stage = make(**options)
@@ -416,7 +407,7 @@ def test_one_that_was_delivered_before_is_dropped_if_its_task_has_ended(
 @pytest.mark.usefixtures("nothing_remembered")
 @pytest.mark.parametrize("how", sorted(REFUSED.keys() - {"met", "superseded"}))
 def test_one_that_has_met_nobody_waits_a_moment_for_a_result(
-    make: Callable[..., Stage], how: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, options = REFUSED[how]
     stage = make(**options)
@@ -434,7 +425,7 @@ def test_one_that_has_met_nobody_waits_a_moment_for_a_result(
 @pytest.mark.parametrize("again", list(ONCE_MORE.values())[:2], ids=list(ONCE_MORE)[:2])
 @pytest.mark.parametrize("how", ["requeued", "outage", "overtaken", "shutdown"])
 def test_one_that_has_met_nobody_is_requeued_without_a_result_and_says_what_it_is(
-    make: Callable[..., Stage], how: str, again: dict[str, Any]
+    make: Make, how: str, again: dict[str, Any]
 ) -> None:
     """A result may come at this moment: `RETRY` in its place would be nobody's."""
     it, options = REFUSED[how]
@@ -450,9 +441,7 @@ def test_one_that_has_met_nobody_is_requeued_without_a_result_and_says_what_it_i
 
 
 @pytest.mark.usefixtures("nothing_remembered", "pauses")
-def test_one_that_has_met_nobody_may_be_all_that_is_left_and_ends_like_others(
-    make: Callable[..., Stage],
-) -> None:
+def test_one_that_has_met_nobody_may_be_all_that_is_left_and_ends_like_others(make: Make) -> None:
     """The worker of the first was killed."""
     skipped = make(lock_conflict="skip").end(TimedOut(ERROR), redelivered=True)
     assert isinstance(skipped, Skipped)
@@ -460,7 +449,7 @@ def test_one_that_has_met_nobody_may_be_all_that_is_left_and_ends_like_others(
 
 @pytest.mark.usefixtures("nothing_remembered")
 @pytest.mark.parametrize("how", ["requeued", "outage", "overtaken", "shutdown", "met"])
-def test_one_that_has_met_its_run_leaves_all_to_that(make: Callable[..., Stage], how: str) -> None:
+def test_one_that_has_met_its_run_leaves_all_to_that(make: Make, how: str) -> None:
     it, options = REFUSED[how]
     stage = make(**options)
     with pytest.raises(RedeliveryRequeued) as caught:
@@ -470,7 +459,7 @@ def test_one_that_has_met_its_run_leaves_all_to_that(make: Callable[..., Stage],
 
 @pytest.mark.parametrize("of", ["the task", "the call"])
 def test_one_that_meets_another_redelivery_is_dropped_if_its_task_has_run_without_a_result(
-    make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, of: str
+    make: Make, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     monkeypatch.setattr(redelivery, "_found", lambda plan: {redelivery._run_of(plan)})
     stage = make(ignore_result=of == "the task")
@@ -480,9 +469,7 @@ def test_one_that_meets_another_redelivery_is_dropped_if_its_task_has_run_withou
     assert [name for name, _ in stage.heard] == ["task_deduplicated"]
 
 
-def test_a_child_with_the_headers_of_its_parent_was_not_delivered_before(
-    make: Callable[..., Stage],
-) -> None:
+def test_a_child_with_the_headers_of_its_parent_was_not_delivered_before(make: Make) -> None:
     stage = make()
     with pytest.raises(Retry):
         stage.end(TimedOut(ERROR), **{RUN: {"was_redelivered": True, "id": "its-parent"}})

@@ -231,11 +231,7 @@ def test_after_an_outage_of_the_broker_it_may_come_twice_if_it_was_not_acknowled
 @pytest.mark.parametrize(
     ("late", "ends", "said"),
     [
-        (
-            False,
-            OperationalError,
-            "is lost: its worker ends without a broker: away",
-        ),
+        (False, OperationalError, "is lost: its worker ends without a broker: away"),
         (True, Reject, None),
     ],
 )

@@ -62,10 +62,7 @@ def test_each_worker_runs_it_once_and_one_at_a_time(
 
 
 def test_redis_says_that_it_cannot_send_it_to_one_worker_alone(cluster: Cluster, key: str) -> None:
-    with (
-        cluster.worker("for-all", queues="for-all", app=APP) as worker,
-        cluster.lock(key),
-    ):
+    with cluster.worker("for-all", queues="for-all", app=APP) as worker, cluster.lock(key):
         worker.wait_ready()
         # Celery gives the queue of a worker this key, and Redis looks at it; so does it at the kind.
         for_all = Broadcast("for-all", routing_key=jobs.app.conf.task_default_routing_key)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from examples.demo.stage import ROOT, LockServer, Process, Redis, Worker
+from examples.demo.stage import LockServer, Process, Redis
 from tests.celery_dflock import jobs
-from tests.celery_dflock.oldest_celery import oldest
+from tests.celery_dflock.elsewhere import lines_of
 from tests.celery_dflock.record import RECORD
 from tests.environments import NotToBeHadError, environment
 
@@ -51,17 +49,6 @@ class Moto(Process):
         self.url = f"sqs://test:test@{found[1]}//"
 
 
-class SqsWorker(Worker):
-    """A worker of that environment."""
-
-    def __init__(self, python: str, directory: Path, env: dict[str, str]) -> None:
-        super().__init__(directory, app="tests.celery_dflock.jobs", name="sqs", env=env)
-        self._python = python
-
-    def _command(self) -> Sequence[str]:
-        return [self._python, *super()._command()[1:]]
-
-
 @pytest.mark.timeout(600)
 def test_scenarios(python: str, tmp_path: Path) -> None:
     scenarios = ["turns", "requeue", "skip", "fail", "parked", "impatient"]
@@ -84,16 +71,6 @@ def test_scenarios(python: str, tmp_path: Path) -> None:
             "DFLOCK_SERVERS": locks.address,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
-        with SqsWorker(python, tmp_path, env) as worker:
-            worker.wait_ready()
-            run = subprocess.run(
-                [python, "-m", "tests.celery_dflock.sqs.sending", *scenarios],
-                cwd=ROOT,
-                env={**os.environ, **env},
-                capture_output=True,
-                text=True,
-                timeout=2 * oldest.BOUND,  # it ends by itself before
-                check=False,
-            )
-            assert run.returncode == 0, worker.with_log(run.stdout + run.stderr)
-    assert run.stdout.splitlines()[1:] == [f"passed {scenario}" for scenario in scenarios]
+        program = ("-m", "tests.celery_dflock.sqs.sending")
+        said = lines_of(python, tmp_path, env, *program, scenarios=scenarios)
+    assert said[1:] == [f"passed {scenario}" for scenario in scenarios]

@@ -186,12 +186,7 @@ def test_names_of_all_kinds(cluster: Cluster, name: str) -> None:
 def test_keys_of_different_tasks_and_lists_differ(cluster: Cluster, key: str) -> None:
     sent = {
         own_task(own_app(cluster.lock_server), name, lock_key=lock_key).delay(1).id
-        for name, lock_key in [
-            (f"{key}:a", "b"),
-            (key, "a:b"),
-            (key, ["a", "b"]),
-            (key, "a&b"),
-        ]
+        for name, lock_key in [(f"{key}:a", "b"), (key, "a:b"), (key, ["a", "b"]), (key, "a&b")]
     }
     assert len(sent) == 4
 

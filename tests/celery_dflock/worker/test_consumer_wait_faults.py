@@ -254,10 +254,7 @@ def test_a_lock_server_that_ends(
 def test_a_copy_does_not_run_beside_its_message_or_after_it(cluster: Cluster, key: str) -> None:
     """The message waits for longer than the broker waits for its acknowledgement."""
     held = cluster.lock(key)
-    with (
-        cluster.worker("forgotten", env={jobs.VISIBILITY: "1"}) as worker,
-        held,
-    ):
+    with cluster.worker("forgotten", env={jobs.VISIBILITY: "1"}) as worker, held:
         worker.wait_ready()
         sent = cluster.send(jobs.parked_late, key, queue="forgotten")
         cluster.wait_waiters(key, 1)

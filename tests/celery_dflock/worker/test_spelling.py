@@ -75,9 +75,7 @@ def test_set_later() -> None:
     app = Celery("spelling", set_as_current=False)
     app.conf.dflock_unavailabel = "run"
 
-    assert ignored(app) == [
-        "dflock_unavailabel is not a setting: did you mean dflock_unavailable?",
-    ]
+    assert ignored(app) == ["dflock_unavailabel is not a setting: did you mean dflock_unavailable?"]
 
 
 @pytest.mark.parametrize(

@@ -364,9 +364,7 @@ TABLE: dict[str, Scenario] = {
         [(("acquire",), errors.UnreachableError), (("state",), "free")],
     ),
     "its shard has moved": Scenario(
-        moved,
-        [(("acquire",), True), (("at", 1), True), (("release",), True)],
-        is_cluster=True,
+        moved, [(("acquire",), True), (("at", 1), True), (("release",), True)], is_cluster=True
     ),
     "its shard is on its way": Scenario(
         recovering, [(("acquire",), True), (("at", 0), True), (("release",), True)], is_cluster=True

@@ -42,11 +42,7 @@ class Waiter:
         self.error: errors.RemoteError | None = None
         self.queued, self.told, self.ended = (threading.Event() for _ in range(3))
         self.pending = acquires.join(
-            lock,
-            timeout,
-            queued=self.queued.set,
-            told=self.told.set,
-            ended=self._end,
+            lock, timeout, queued=self.queued.set, told=self.told.set, ended=self._end
         )
         acquires.ask()
 

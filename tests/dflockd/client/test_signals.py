@@ -235,8 +235,7 @@ def _no_log() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("_no_log")
 @pytest.mark.parametrize(
-    "how",
-    [how if how in QUICK else pytest.param(how, marks=pytest.mark.soak) for how in SCENES],
+    "how", [how if how in QUICK else pytest.param(how, marks=pytest.mark.soak) for how in SCENES]
 )
 def test_a_signal_at_every_instruction(
     server: ServerProcess, options: dict[str, Any], key: str, how: str

@@ -46,8 +46,7 @@ async def test_the_server_in_charge_says_nothing(
         client.lock(KEY, servers=cluster.seeds, acquire_timeout_s=timeout) for _ in range(2)
     )
     await asyncio.gather(
-        is_not_answered(acquiring.acquire(), timeout),
-        is_not_answered(enqueuing.enqueue(), timeout),
+        is_not_answered(acquiring.acquire(), timeout), is_not_answered(enqueuing.enqueue(), timeout)
     )
     assert cluster.servers[1].asked() == [], "it is not in charge"
 

@@ -107,10 +107,7 @@ async def command(
     etcd: Etcd, servers: Servers, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
-        forkserver.run,
-        [*COMMAND, *arguments],
-        env=environment(etcd, servers),
-        timeout=60,
+        forkserver.run, [*COMMAND, *arguments], env=environment(etcd, servers), timeout=60
     )
 
 

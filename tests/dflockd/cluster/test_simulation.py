@@ -171,13 +171,7 @@ SPECIAL: dict[str, tuple[Rules, range, dict[str, float]]] = {
     "servers hang": (
         Rules(hangs=True),
         range(7, 11),
-        {
-            "hangs": 3,
-            "silence": 20,
-            "not answered": 15,
-            "told that it is held": 5,
-            "grants": 10,
-        },
+        {"hangs": 3, "silence": 20, "not answered": 15, "told that it is held": 5, "grants": 10},
     ),
 }
 

@@ -94,8 +94,7 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
             was = waiter.reservation
             due, hold, until = read.reservation
             assert ReservedPosition(due - there, hold, until - there) == pytest.approx(
-                ReservedPosition(was.due - now, was.hold, was.until - now),
-                abs=0.0011,
+                ReservedPosition(was.due - now, was.hold, was.until - now), abs=0.0011
             )
 
 
@@ -136,10 +135,7 @@ def test_a_snapshot_that_is_none_or_of_another_epoch_is_refused(data: bytes) -> 
         snapshots.load(data, 7, 0.0)
 
 
-@given(
-    times=st.lists(st.floats(0, 86_400), max_size=50).map(sorted),
-    ahead=st.floats(-5000, 5000),
-)
+@given(times=st.lists(st.floats(0, 86_400), max_size=50).map(sorted), ahead=st.floats(-5000, 5000))
 def test_a_beginning_counts_as_long_as_it_did_or_some_milliseconds_longer(
     times: list[float], ahead: float
 ) -> None:

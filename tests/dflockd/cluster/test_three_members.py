@@ -33,12 +33,7 @@ def cluster(etcd: EtcdCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("servers")
     args = ("--default-lease-ttl", str(LEASE))
     with ClusterStage(
-        directory,
-        etcd,
-        *args,
-        serving_lease=SERVING_LEASE,
-        max_lease=LEASE,
-        kind=FewShards,
+        directory, etcd, *args, serving_lease=SERVING_LEASE, max_lease=LEASE, kind=FewShards
     ) as stage:
         stage.wait_settled()
         yield stage

@@ -82,10 +82,7 @@ numbers = pytest.mark.parametrize(
 
 def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[str, Any]]]:
     """Return what else must be set with a setting, and two texts for it with their values."""
-    tls = {
-        "DFLOCKD_TLS_CERT": str(files / "cert"),
-        "DFLOCKD_TLS_KEY": str(files / "key"),
-    }
+    tls = {"DFLOCKD_TLS_CERT": str(files / "cert"), "DFLOCKD_TLS_KEY": str(files / "key")}
     copies = []
     for original in ("cert", "key", "secret"):
         copy = files / f"{original}-2"

@@ -20,12 +20,7 @@ app.conf.worker_cancel_long_running_tasks_on_connection_loss = False
 
 
 @app.task(
-    base=LockedTask,
-    name="shop.sync",
-    shared=False,
-    lock_key="{key}",
-    lock_ttl=2,
-    lock_timeout=60,
+    base=LockedTask, name="shop.sync", shared=False, lock_key="{key}", lock_ttl=2, lock_timeout=60
 )
 def sync(key: str, gate: str) -> None:
     while not Path(gate).exists():

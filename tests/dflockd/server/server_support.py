@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ takes_seconds = pytest.mark.parametrize(
     scope="module",
 )
 """For tests that wait for times of a second and more: on plain asyncio the soak runs them."""
+
+
+def tls_flags(directory: Path) -> tuple[str, ...]:
+    """What has a server show the certificate there."""
+    return "--tls-cert", str(directory / "server.pem"), "--tls-key", str(directory / "server.key")
 
 
 def stats(client: RawClient) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflockd import __version__
 from dflockd.wire import MAX_SECRET
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
-from tests.dflockd.server.server_support import inspect, waiters
+from tests.dflockd.server.server_support import inspect, tls_flags, waiters
 from tests.dflockd.server.session_support import connect, make_server, say
 from tests.dflockd.wire.frames import FRAMES
 from tests.dflockd.wire.test_requests import READ_ONLY, REFUSED
@@ -191,11 +191,7 @@ def test_while_the_server_drains(start_server: StartServer) -> None:
 
 
 def test_over_tls(start_server: StartServer, certificates: Path) -> None:
-    server = start_server(
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-        "--auth-token", SECRET,
-    )  # fmt: skip
+    server = start_server(*tls_flags(certificates), "--auth-token", SECRET)
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     assert hello(server.connect(context=context), SECRET) == WELCOME
     assert hello(server.connect(context=context), "wrong") == "hello error_auth"

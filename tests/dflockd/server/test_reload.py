@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
+from tests.dflockd.server.server_support import tls_flags
 
 Install = Callable[[Path], None]
 
@@ -32,10 +33,7 @@ def install(tmp_path: Path, certificates: Path) -> Install:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[str, ...]:
-    return (
-        "--tls-cert", str(tmp_path / "server.pem"),
-        "--tls-key", str(tmp_path / "server.key"),
-    )  # fmt: skip
+    return tls_flags(tmp_path)
 
 
 def trusting(authority: Path, client: Path | None = None) -> ssl.SSLContext:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually
-from tests.dflockd.server.server_support import stats, takes_seconds
+from tests.dflockd.server.server_support import stats, takes_seconds, tls_flags
 
 SECRET = "open sesame"
 
@@ -24,10 +24,7 @@ def secret(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def tls(certificates: Path) -> tuple[str, ...]:
-    return (
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-    )  # fmt: skip
+    return tls_flags(certificates)
 
 
 @pytest.fixture

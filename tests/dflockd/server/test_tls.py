@@ -18,15 +18,11 @@ from dflockd.files import not_after
 from tests.dflockd.client_support import face_named
 from tests.dflockd.raw_server import PATIENCE, StartServer, eventually, granted
 from tests.dflockd.server.conftest import make_certificates
-from tests.dflockd.server.server_support import stats, waiters
+from tests.dflockd.server.server_support import stats, tls_flags, waiters
 
 
 def test_tls(start_server: StartServer, certificates: Path) -> None:
-    server = start_server(
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-        "--orphan-ttl", "60",
-    )  # fmt: skip
+    server = start_server(*tls_flags(certificates), "--orphan-ttl", "60")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     watcher, client = server.connect(context=context), server.connect(context=context)
     assert client.ask("ping") == "ok"
@@ -52,11 +48,7 @@ def test_tls_peers_that_leave_without_its_farewell(
     start_server: StartServer, certificates: Path, end: str, orphaned: bool
 ) -> None:
     """A process that is killed: its kernel closes the connection, and speaks no TLS."""
-    server = start_server(
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-        "--orphan-ttl", "60",
-    )  # fmt: skip
+    server = start_server(*tls_flags(certificates), "--orphan-ttl", "60")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     watcher, holder = server.connect(context=context), server.connect(context=context)
     holder.lock("k", "0 60")
@@ -66,11 +58,7 @@ def test_tls_peers_that_leave_without_its_farewell(
 
 
 def test_tls_client_certificates(start_server: StartServer, certificates: Path) -> None:
-    server = start_server(
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-        "--tls-client-ca", str(certificates / "ca.pem"),
-    )  # fmt: skip
+    server = start_server(*tls_flags(certificates), "--tls-client-ca", str(certificates / "ca.pem"))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
         assert server.connect(context=context).ask("ping") == "ok"

@@ -132,12 +132,7 @@ def test_a_shard_without_a_live_target_stays_where_it_is_served():
 
 @pytest.mark.parametrize(
     ("target", "flags", "becomes"),
-    [
-        (N2, ("pinned",), N2),
-        ("gone", ("pinned",), "gone"),
-        ("", ("pinned",), N1),
-        ("gone", (), N1),
-    ],
+    [(N2, ("pinned",), N2), ("gone", ("pinned",), "gone"), ("", ("pinned",), N1), ("gone", (), N1)],
 )
 def test_a_pinned_shard_stays_with_its_target(target, flags, becomes):
     mapping = mapping_of(ShardRecord(target, "", flags))

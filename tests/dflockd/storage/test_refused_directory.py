@@ -166,16 +166,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"\0" * 400,
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff",
-        b'{"format": 2}',
-    ],
+    "text", [b"", b"\0" * 400, b"{", b"[]", b"null", b"\xff", b'{"format": 2}']
 )
 def test_a_damaged_state_file(stopped: Machine, text: bytes) -> None:
     (stopped.path / "state.json").write_bytes(text)

@@ -99,10 +99,7 @@ FRAMES: list[tuple[bytes, Request]] = [
         b"acquire\nk\ntimeout=%d limit=%d lease=%d\n" % (MAX_SECONDS, MAX_LIMIT, MAX_SECONDS),
         Acquire(LOCK, b"k", MAX_LIMIT, MAX_SECONDS, MAX_SECONDS),
     ),
-    (
-        b"acquire\nk\ntimeout=0 owner=run-7 attempt=2\n",
-        Acquire(LOCK, b"k", 1, 0, None, owner=ME),
-    ),
+    (b"acquire\nk\ntimeout=0 owner=run-7 attempt=2\n", Acquire(LOCK, b"k", 1, 0, None, owner=ME)),
     (
         b"acquire\nk\ntimeout=0 owner=%b attempt=%d age=%d\n"
         % (b"o" * MAX_OWNER, MAX_ATTEMPT, MAX_AGE),
@@ -189,10 +186,7 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"renew\nk\ntoken=abc how=begun\n", Renew(LOCK, b"k", b"abc", None, How.BEGUN)),
     (b"renew\nk\ntoken=abc how=confirm lease=60\n", Renew(LOCK, b"k", b"abc", 60, How.CONFIRM)),
     (b"renew\nk\ntoken=abc how=detach lease=60\n", Renew(LOCK, b"k", b"abc", 60, How.DETACH)),
-    (
-        b"renew\nk\ntoken=abc owner=run-7 attempt=2\n",
-        Renew(LOCK, b"k", b"abc", None, owner=ME),
-    ),
+    (b"renew\nk\ntoken=abc owner=run-7 attempt=2\n", Renew(LOCK, b"k", b"abc", None, owner=ME)),
     (
         b"renew\nk\ntoken=abc weight=2\n",
         Renew(LOCK, b"k", b"abc", None, group=FairGroup(b"", 0, 2)),

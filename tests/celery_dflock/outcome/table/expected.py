@@ -28,11 +28,7 @@ EXPECTED: dict[str, dict[str, str]] = {
         "threads": "not applied, SUCCESS",
         "solo": "not applied, SUCCESS",
     },
-    "terminate": {
-        "": "REVOKED",
-        "threads": "not applied, SUCCESS",
-        "solo": "not applied, SUCCESS",
-    },
+    "terminate": {"": "REVOKED", "threads": "not applied, SUCCESS", "solo": "not applied, SUCCESS"},
     "warm": {"": "SUCCESS"},
     "warm-waiting": {"": "requeued, SUCCESS"},
     # How far Celery gets with the announcement that it cancels the task is a matter of luck.

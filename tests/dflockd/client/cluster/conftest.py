@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.dflockd.client.cluster.support import KEY
+from tests.dflockd.client.cluster.support import KEY, Make
 from tests.dflockd.client_support import Client
 from tests.dflockd.scripted_server import ScriptedCluster
 
@@ -21,7 +21,7 @@ def cluster() -> Iterator[ScriptedCluster]:
 
 
 @pytest.fixture
-def make(client: Client, cluster: ScriptedCluster) -> Callable[..., Any]:
+def make(client: Client, cluster: ScriptedCluster) -> Make:
     def make(key: str = KEY, **options: Any) -> Any:
         return client.lock(key, servers=cluster.seeds, **{"acquire_timeout_s": 5, **options})
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 KEY = "account:7"
+
+Make = Callable[..., Any]
+"""Make a lock of the cluster, of this key unless another is given."""
 
 
 async def is_granted(lock: Any) -> bool:

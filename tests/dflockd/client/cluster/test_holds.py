@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from dflockd.wire import (
     Shards,
     Status,
 )
-from tests.dflockd.client.cluster.support import KEY
+from tests.dflockd.client.cluster.support import KEY, Make
 from tests.dflockd.client_support import Calls, Client, soon, until
 from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer, Silence, renewed
 
@@ -52,9 +51,7 @@ RENEWED = {"lease_ttl_s": 600, "renew_ratio": 0.2 / 600}
 
 
 @pytest.mark.parametrize("how", ["answer", "end"])
-async def test_a_held_lock_moves(
-    make: Callable[..., Any], cluster: ScriptedCluster, how: str
-) -> None:
+async def test_a_held_lock_moves(make: Make, cluster: ScriptedCluster, how: str) -> None:
     first, second = cluster.servers
     first.script(Renew, cluster.moved(KEY, 1, epoch=8))
     lost = Calls()
@@ -76,9 +73,7 @@ async def test_a_held_lock_moves(
     assert lost.times == []
 
 
-async def test_a_held_lock_whose_server_dies(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_a_held_lock_whose_server_dies(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     lost = Calls()
     lock = make(lease_ttl_s=600, on_lost=lost)
@@ -94,9 +89,7 @@ async def test_a_held_lock_whose_server_dies(
     assert await lock.release() is True
 
 
-async def test_a_held_lock_while_all_servers_are_away(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_a_held_lock_while_all_servers_are_away(make: Make, cluster: ScriptedCluster) -> None:
     first, _ = cluster.servers
     lost = Calls()
     lock = make(lease_ttl_s=600, on_lost=lost)
@@ -111,9 +104,7 @@ async def test_a_held_lock_while_all_servers_are_away(
     assert lost.times == []
 
 
-async def test_a_held_lock_whose_server_falls_silent(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_a_held_lock_whose_server_falls_silent(make: Make, cluster: ScriptedCluster) -> None:
     """Its machine is gone, so nothing ends the connection; the others have given its shards away."""
     first, second = cluster.servers
     first.script(Renew, Silence)
@@ -130,9 +121,7 @@ async def test_a_held_lock_whose_server_falls_silent(
 
 
 @pytest.mark.soak
-async def test_a_slow_server_is_waited_for(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_a_slow_server_is_waited_for(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
 
     def slow(request: Any) -> Renewed:
@@ -152,7 +141,7 @@ async def test_a_slow_server_is_waited_for(
 
 
 async def test_a_renewal_that_comes_while_the_shard_is_frozen(
-    make: Callable[..., Any], cluster: ScriptedCluster
+    make: Make, cluster: ScriptedCluster
 ) -> None:
     first, _ = cluster.servers
     first.script(Renew, Recovering(50), Recovering(50), Renewed(2))
@@ -167,7 +156,7 @@ async def test_a_renewal_that_comes_while_the_shard_is_frozen(
 
 @pytest.mark.parametrize("how", ["by itself", "renew"])
 async def test_a_server_keeps_its_connection_until_another_has_the_lock(
-    make: Callable[..., Any], cluster: ScriptedCluster, how: str
+    make: Make, cluster: ScriptedCluster, how: str
 ) -> None:
     """One that the others take for dead may still have it, and would free it with the connection."""
     first, second = cluster.servers
@@ -191,7 +180,7 @@ async def test_a_server_keeps_its_connection_until_another_has_the_lock(
 
 
 async def test_renew_while_the_shard_is_frozen_already(
-    make: Callable[..., Any], cluster: ScriptedCluster
+    make: Make, cluster: ScriptedCluster
 ) -> None:
     first, _ = cluster.servers
     first.script(Renew, Recovering(300), Renewed(2))
@@ -207,7 +196,7 @@ async def test_renew_while_the_shard_is_frozen_already(
 
 
 async def test_a_lock_that_the_new_server_does_not_know(
-    make: Callable[..., Any], cluster: ScriptedCluster
+    make: Make, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
     first.script(Renew, cluster.moved(KEY, 1, epoch=8))
@@ -220,9 +209,7 @@ async def test_a_lock_that_the_new_server_does_not_know(
     assert len(second.asked(Renew)) == 1
 
 
-async def test_no_renewal_past_the_lease(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_no_renewal_past_the_lease(make: Make, cluster: ScriptedCluster) -> None:
     first, _ = cluster.servers
     first.script(Renew, Recovering(10))
     lost = Calls()
@@ -238,7 +225,7 @@ async def test_no_renewal_past_the_lease(
     assert await lock.release() is False
 
 
-async def test_renew_follows(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_renew_follows(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     lock = make(lease_ttl_s=2)
     await lock.acquire()
@@ -251,7 +238,7 @@ async def test_renew_follows(make: Callable[..., Any], cluster: ScriptedCluster)
     assert second.asked(Release)
 
 
-async def test_release_follows(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_release_follows(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Release, Recovering(20), cluster.moved(KEY, 1, epoch=8))
     lock = make()
@@ -260,9 +247,7 @@ async def test_release_follows(make: Callable[..., Any], cluster: ScriptedCluste
     assert len(second.asked(Release)) == 1
 
 
-async def test_release_after_the_server_has_died(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_release_after_the_server_has_died(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     lock = make()
     await lock.acquire()
@@ -275,7 +260,7 @@ async def test_release_after_the_server_has_died(
     assert second.asked(Release)[0].token == token.encode()
 
 
-async def test_detach_and_adopt_follow(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_detach_and_adopt_follow(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(How.DETACH, Recovering(20), cluster.moved(KEY, 1, epoch=8))
     second.script(How.DETACH, Renewed(60))
@@ -294,7 +279,7 @@ async def test_detach_and_adopt_follow(make: Callable[..., Any], cluster: Script
 
 
 async def test_a_pause_follows_its_key(
-    make: Callable[..., Any], client: Client, cluster: ScriptedCluster
+    make: Make, client: Client, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
     first.script(Pause, cluster.moved(KEY, 1, epoch=8))
@@ -313,7 +298,7 @@ async def test_a_pause_follows_its_key(
 
 
 async def test_inspect_and_evict_follow(
-    make: Callable[..., Any], client: Client, cluster: ScriptedCluster
+    make: Make, client: Client, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
     report = Report(b'{"holders": [], "waiters": []}')

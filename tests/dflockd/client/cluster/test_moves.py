@@ -12,7 +12,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.wire import Acquire, Enqueue, Granted, How, Moved, Recovering, Release, Status, Wait
-from tests.dflockd.client.cluster.support import KEY, is_granted
+from tests.dflockd.client.cluster.support import KEY, Make, is_granted
 from tests.dflockd.client_support import soon, until
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.scripted_server import ScriptedCluster, grant
@@ -24,9 +24,7 @@ def grant_of(lease: int) -> Callable[[Any], Granted]:
     return lambda request: grant(Acquire(request.space, request.key, 1, 0, lease))
 
 
-async def test_moved_is_followed_and_learned(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_moved_is_followed_and_learned(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Acquire, cluster.moved(KEY, 1, epoch=8))
     for _ in range(3):
@@ -40,9 +38,7 @@ async def test_moved_is_followed_and_learned(
     assert first.accepted <= 2, "a connection that was sent on is as good as before"
 
 
-async def test_what_is_left_of_the_time_is_asked_for(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_what_is_left_of_the_time_is_asked_for(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
 
     def later(_: object) -> Moved:
@@ -60,7 +56,7 @@ async def test_what_is_left_of_the_time_is_asked_for(
     assert 0 < left <= 4
 
 
-async def test_a_place_is_taken_along(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_a_place_is_taken_along(make: Make, cluster: ScriptedCluster) -> None:
     cluster.servers[0].script(Acquire, cluster.moved(KEY, 1, place="p1"))
     cluster.servers[1].script(Acquire, Recovering(10), cluster.moved(KEY, 0, place="p2"))
 
@@ -76,7 +72,7 @@ async def test_a_place_is_taken_along(make: Callable[..., Any], cluster: Scripte
     assert [request.ticket for request in first] == [b"", b"p2"]
 
 
-async def test_a_blocked_waiter_moves(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_a_blocked_waiter_moves(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     go = threading.Event()
 
@@ -93,9 +89,7 @@ async def test_a_blocked_waiter_moves(make: Callable[..., Any], cluster: Scripte
     assert second.asked(Acquire)[0].ticket == b"p1"
 
 
-async def test_wait_goes_on_where_the_place_is(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_wait_goes_on_where_the_place_is(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Enqueue, Status.QUEUED)
     first.script(Wait, cluster.moved(KEY, 1, place="p1"))
@@ -108,9 +102,7 @@ async def test_wait_goes_on_where_the_place_is(
     assert await lock.release() is True
 
 
-async def test_wait_on_a_connection_that_broke(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_wait_on_a_connection_that_broke(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Enqueue, Status.QUEUED)
     lock = make()
@@ -123,9 +115,7 @@ async def test_wait_on_a_connection_that_broke(
     assert len(second.asked(Acquire)) == 1
 
 
-async def test_wait_again_while_the_shard_is_frozen(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_wait_again_while_the_shard_is_frozen(make: Make, cluster: ScriptedCluster) -> None:
     """The place is still this connection's, or the grant that nobody has told it of."""
     first, _ = cluster.servers
     first.script(Enqueue, Status.QUEUED)
@@ -138,7 +128,7 @@ async def test_wait_again_while_the_shard_is_frozen(
 
 
 async def test_wait_once_the_place_has_moved_and_the_next_is_not_ready(
-    make: Callable[..., Any], cluster: ScriptedCluster
+    make: Make, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
     first.script(Enqueue, Status.QUEUED)
@@ -151,7 +141,7 @@ async def test_wait_once_the_place_has_moved_and_the_next_is_not_ready(
     assert await lock.release() is True
 
 
-async def test_enqueue_is_sent_on(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_enqueue_is_sent_on(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Enqueue, cluster.moved(KEY, 1))
     second.script(Enqueue, Status.QUEUED)
@@ -162,9 +152,7 @@ async def test_enqueue_is_sent_on(make: Callable[..., Any], cluster: ScriptedClu
     assert len(second.asked(Wait)) == 1
 
 
-async def test_two_servers_that_are_not_of_one_mind(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_two_servers_that_are_not_of_one_mind(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Acquire, cluster.moved(KEY, 1))
     second.script(Acquire, cluster.moved(KEY, 0))
@@ -178,7 +166,7 @@ async def test_two_servers_that_are_not_of_one_mind(
 
 
 async def test_a_grant_that_moves_before_it_is_confirmed(
-    make: Callable[..., Any], cluster: ScriptedCluster
+    make: Make, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
 

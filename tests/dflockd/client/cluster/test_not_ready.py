@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dflockd import errors
 from dflockd.wire import Acquire, Recovering, Shards, Status
-from tests.dflockd.client.cluster.support import KEY, is_granted
+from tests.dflockd.client.cluster.support import KEY, Make, is_granted
 from tests.dflockd.client_support import soon, until
 from tests.dflockd.scripted_server import End, ScriptedCluster, grant
 from tests.pace import Pace
@@ -18,9 +17,7 @@ from tests.pace import Pace
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
-async def test_recovering_is_asked_again(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_recovering_is_asked_again(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
     first.script(Acquire, Recovering(100), Recovering(100), grant)
     with Pace() as pace:
@@ -32,9 +29,7 @@ async def test_recovering_is_asked_again(
     assert second.asked(Acquire) == []
 
 
-async def test_recovering_until_the_time_is_over(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_recovering_until_the_time_is_over(make: Make, cluster: ScriptedCluster) -> None:
     cluster.servers[0].script(Acquire, Recovering(20_000))
     with Pace() as pace, pytest.raises(errors.RecoveringError) as caught:
         await make(acquire_timeout_s=1).acquire()
@@ -45,16 +40,14 @@ async def test_recovering_until_the_time_is_over(
     assert 2 <= len(cluster.servers[0].asked(Acquire)) <= 4
 
 
-async def test_somebody_else_holds_it_in_the_end(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_somebody_else_holds_it_in_the_end(make: Make, cluster: ScriptedCluster) -> None:
     cluster.servers[0].script(Acquire, Recovering(100), Status.TIMEOUT)
     assert await make(acquire_timeout_s=1).acquire() is False
 
 
 @pytest.mark.parametrize("refusal", [Recovering(1), Status.DRAINING])
 async def test_without_time_nothing_is_waited_for(
-    make: Callable[..., Any], cluster: ScriptedCluster, refusal: Any
+    make: Make, cluster: ScriptedCluster, refusal: Any
 ) -> None:
     async with make("other"):  # the map is there
         pass
@@ -67,9 +60,7 @@ async def test_without_time_nothing_is_waited_for(
     assert cluster.loads() <= 2
 
 
-async def test_without_time_the_map_is_loaded_again(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_without_time_the_map_is_loaded_again(make: Make, cluster: ScriptedCluster) -> None:
     async with make("other"):
         pass
     cluster.is_at(1, epoch=8)
@@ -79,9 +70,7 @@ async def test_without_time_the_map_is_loaded_again(
 
 
 @pytest.mark.parametrize("refusal", [Status.DRAINING, End])
-async def test_a_server_that_ends(
-    make: Callable[..., Any], cluster: ScriptedCluster, refusal: Any
-) -> None:
+async def test_a_server_that_ends(make: Make, cluster: ScriptedCluster, refusal: Any) -> None:
     """The others do not know yet that it does; then its shards get another server."""
     first, second = cluster.servers
     async with make("other"):
@@ -95,7 +84,7 @@ async def test_a_server_that_ends(
     assert second.asked(Shards), "another one is asked for the map"
 
 
-async def test_a_shard_that_nobody_has(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_a_shard_that_nobody_has(make: Make, cluster: ScriptedCluster) -> None:
     """Who told so is asked, for it will know."""
     cluster.is_at(None)
     lock = make()
@@ -111,7 +100,7 @@ async def test_a_shard_that_nobody_has(make: Callable[..., Any], cluster: Script
 
 
 async def test_a_server_that_is_cut_off_from_the_others(
-    make: Callable[..., Any], cluster: ScriptedCluster
+    make: Make, cluster: ScriptedCluster
 ) -> None:
     """It does not know that its shards are elsewhere, and says for ever that it is not ready."""
     first, second = cluster.servers

@@ -6,14 +6,13 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dflockd import errors, sync_client
 from dflockd.wire import Acquire, Recovering, Release, Report, Shards, Status
-from tests.dflockd.client.cluster.support import KEY, is_granted
+from tests.dflockd.client.cluster.support import KEY, Make, is_granted
 from tests.dflockd.client_support import Client, soon
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.scripted_server import ScriptedCluster, grant
@@ -25,9 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 # Where a lock is asked for.
 
 
-async def test_the_server_in_charge_is_asked(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_the_server_in_charge_is_asked(make: Make, cluster: ScriptedCluster) -> None:
     cluster.is_at(1)
     lock = make()
     assert lock.server == cluster.seeds
@@ -39,7 +36,7 @@ async def test_the_server_in_charge_is_asked(
     assert [type(r) for r in cluster.servers[1].asked(Acquire, Release)] == [Acquire, Release]
 
 
-async def test_the_map_is_loaded_once(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_the_map_is_loaded_once(make: Make, cluster: ScriptedCluster) -> None:
     for number in range(5):
         async with make(f"{KEY}-{number}"):
             pass
@@ -56,20 +53,20 @@ async def test_semaphores_as_well(client: Client, cluster: ScriptedCluster) -> N
         assert (request.limit, request.key) == (3, KEY.encode())
 
 
-async def test_a_seed_that_is_down(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_a_seed_that_is_down(make: Make, cluster: ScriptedCluster) -> None:
     cluster.is_at(1)
     cluster.servers[0].stop()
     assert await is_granted(make(acquire_timeout_s=0))
 
 
-async def test_nobody_is_there(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_nobody_is_there(make: Make, cluster: ScriptedCluster) -> None:
     cluster.stop()
     with pytest.raises(errors.UnreachableError, match="can be reached") as caught:
         await soon(make(acquire_timeout_s=600).acquire())
     assert (caught.value.key, caught.value.server) == (KEY, cluster.seeds)
 
 
-async def test_the_cluster_goes_down(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
+async def test_the_cluster_goes_down(make: Make, cluster: ScriptedCluster) -> None:
     async with make("other"):
         pass
     cluster.stop()
@@ -77,9 +74,7 @@ async def test_the_cluster_goes_down(make: Callable[..., Any], cluster: Scripted
         await soon(make(acquire_timeout_s=600).acquire())
 
 
-async def test_a_server_that_is_in_no_cluster(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_a_server_that_is_in_no_cluster(make: Make, cluster: ScriptedCluster) -> None:
     for server in cluster.servers:
         server.script(Shards, Status.ERROR)
     with pytest.raises(errors.RefusedError, match="is not in a cluster: start it with --cluster"):
@@ -102,27 +97,21 @@ async def test_a_server_that_is_in_no_cluster(
         b"{",
     ],
 )
-async def test_a_map_that_cannot_be_read(
-    make: Callable[..., Any], cluster: ScriptedCluster, text: bytes
-) -> None:
+async def test_a_map_that_cannot_be_read(make: Make, cluster: ScriptedCluster, text: bytes) -> None:
     for server in cluster.servers:
         server.script(Shards, Report(text))
     with pytest.raises(errors.BadReplyError, match="its list of shards cannot be read"):
         await make().acquire()
 
 
-async def test_a_server_that_says_the_same_of_nothing(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_a_server_that_says_the_same_of_nothing(make: Make, cluster: ScriptedCluster) -> None:
     for server in cluster.servers:
         server.script(Shards, Status.OK)
     with pytest.raises(errors.RefusedError, match="unexpected answer"):
         await make().acquire()
 
 
-async def test_the_map_is_asked_for_by_its_version(
-    make: Callable[..., Any], cluster: ScriptedCluster
-) -> None:
+async def test_the_map_is_asked_for_by_its_version(make: Make, cluster: ScriptedCluster) -> None:
     """It is loaded twice more: once it is the same, once it is not."""
     first, second = cluster.servers
     async with make("other"):

@@ -21,13 +21,4 @@ from tests.dflockd.cluster.simulation.machines import (
 )
 from tests.dflockd.cluster.simulation.world import World
 
-__all__ = [
-    "KEYS",
-    "PREFIX",
-    "Client",
-    "Connection",
-    "Life",
-    "Rules",
-    "ViolationError",
-    "World",
-]
+__all__ = ["KEYS", "PREFIX", "Client", "Connection", "Life", "Rules", "ViolationError", "World"]

@@ -234,6 +234,5 @@ class Faults:
 
     def pin(self, shard: int, *, pinned: bool = True) -> None:
         self.etcd.edit(
-            shard,
-            lambda r: r.with_flag("pinned") if pinned else r.without_flag("pinned"),
+            shard, lambda r: r.with_flag("pinned") if pinned else r.without_flag("pinned")
         )

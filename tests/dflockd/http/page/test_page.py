@@ -13,7 +13,7 @@ import pytest
 
 from dflockd.shards import get_shard_id
 from dflockd.wire import MAX_LIMIT
-from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
+from examples.demo.stage import LockServer, Redis, Worker
 from tests.dflockd.cluster.stage import ClusterStage, free_port
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, named
 from tests.dflockd.http.page.page_support import OpenPage, apart, lock_many, row_of
@@ -29,13 +29,10 @@ def seconds_left(row: Locator) -> float:
     return float(row.locator(".lease span").inner_text().removesuffix(" s"))
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_a_lock_appears_is_renewed_changes_hands_and_goes(
     start_site: StartSite, open_page: OpenPage, tmp_path: Path
 ) -> None:
-    try:
-        redis_executable()
-    except StageError as exc:
-        pytest.skip(str(exc))
     from tests.dflockd.http.shown_tasks import sync
 
     site = start_site()
