@@ -295,10 +295,13 @@ class Lease:
 
         If this is interrupted it can be called again, and goes on.
         """
+        if self._end.get("by", LOST) is not LOST:
+            return
+        # First: who sees in another thread that it is lost asks why, as a `renew` does.
+        self.__dict__.setdefault("why", why)
         if self._end.setdefault("by", LOST) is not LOST:
             return
         self._owner = None
-        self.__dict__.setdefault("why", why)
         self.link.close()  # the server may think otherwise: what it holds for us ends with it
         self._settle()
         me = object()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors
+from dflockd import errors, sync_client
 from dflockd.client import DistributedLock
+from dflockd.client.lease import UNRENEWED
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -196,3 +197,27 @@ async def test_a_release_while_a_renewal_is_under_way(
     may_answer.set()
     assert await releasing is True
     assert scripted.accepted == 1
+
+
+class Ends(dict[str, object]):
+    """How a lease has ended, with a look at why at each instant in which another thread could look."""
+
+    def __init__(self, why: Callable[[], str]) -> None:
+        self._why = why
+        self.seen: list[str] = []
+
+    def setdefault(self, *entry: Any) -> Any:
+        ended = super().setdefault(*entry)
+        self.seen.append(self._why())
+        return ended
+
+
+def test_whoever_sees_that_a_lease_is_lost_sees_why(scripted: ScriptedServer) -> None:
+    lock = sync_client.DistributedLock("key", servers=[("127.0.0.1", scripted.port)])
+    assert lock.acquire() is True
+    lease = lock._session.lease
+    assert lease is not None
+    ends = lease._end = Ends(lambda: lease.why)
+    lease.lose(UNRENEWED)
+    assert ends.seen == [UNRENEWED]
+    lock.release()
