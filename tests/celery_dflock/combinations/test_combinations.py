@@ -29,28 +29,18 @@ from tests.rabbitmq import RabbitMQ, missing
 
 SEED = int(os.environ.get("COMBINATIONS_SEED", "1"))
 USUAL: Row = {name: values[0] for name, values in FACTORS.items()}
-SAMPLE: list[Row] = [
-    {**USUAL, "wait": "consumer", "limit": 3, "weight": "{weight}", "late": True, "end": "kill"},
-    {
-        **USUAL,
-        "conflict": "newest",
-        "unique": "until_executed",
-        "pool": "threads",
-        "retries": True,
-        "results": "file",
-        "end": "warm",
-    },
-    {
-        **USUAL,
-        "timeout": None,
-        "rate": (5, 1.0),
-        "group": "limited",
-        "limit": None,
-        "keys": "locks",
-        "time_limit": "hard",
-        "results": "redis",
-    },
-]
+
+
+def usual(**values: Any) -> Row:
+    return {**USUAL, **values}
+
+
+KILLED = usual(wait="consumer", limit=3, weight="{weight}", late=True, end="kill")
+NEWEST = usual(conflict="newest", unique="until_executed", pool="threads", retries=True, end="warm")
+LOCKS = usual(
+    timeout=None, rate=(5, 1.0), group="limited", limit=None, keys="locks", pool="threads"
+)
+SAMPLE = [{**row, "results": "redis"} for row in (KILLED, NEWEST, LOCKS)]
 """Rows of `make test`."""
 
 
@@ -76,7 +66,7 @@ def test_row_of_the_sample(row: Row, tmp_path: Path) -> None:
 
 
 def test_a_worker_without_locks_is_found_out(tmp_path: Path) -> None:
-    found = faults(Trial({**USUAL, "pool": "threads"}, tmp_path, None, dflock_enabled=False).run())
+    found = faults(Trial(usual(pool="threads"), tmp_path, None, dflock_enabled=False).run())
     assert any("at once, 1 for the key" in line for line in found), found
 
 
@@ -109,7 +99,7 @@ def _refused_only_by(refusal: Refusal) -> list[Row]:
     names = {name for each in REFUSED for name in each.values}
     factors = {name: list(refusal.values.get(name, FACTORS[name])) for name in names}
     found, _ = all_pairs(factors, lambda row: any(other.applies(row) for other in others), 1)
-    return [{**USUAL, **row} for row in found]
+    return [usual(**row) for row in found]
 
 
 # Histories, each with one thing that is wrong.
@@ -132,7 +122,7 @@ def _history(**row: Any) -> History:
     sent = [Sent(id, {"key": "k0"}, 9.0, 9.1) for id in ("a", "b")]
     sent[1].before, sent[1].after = 14.0, 14.1
     return History(
-        {**USUAL, "results": "redis", "end": "kill", **row},
+        usual(**{"results": "redis", "end": "kill", **row}),
         sent,
         _events("a", 10) + _events("b", 15),
         {"a": "SUCCESS", "b": "SUCCESS"},
@@ -152,16 +142,8 @@ def _late(history: History, id: str, after: str) -> None:
 
 PLANTED: dict[str, tuple[dict[str, Any], Callable[[History], Any], str]] = {
     "a second holder": ({}, lambda h: _change(h, "b", "start", at=10.5), "2 slots of k0 at once"),
-    "too soon": (
-        {"rate": (1, 6.0)},
-        lambda h: None,
-        "2 starts of k0 in 6.0 s, 1 allowed",
-    ),
-    "run twice": (
-        {"late": True},
-        lambda h: h.of["a"].extend(_events("a", 30)),
-        "a ran 2 times",
-    ),
+    "too soon": ({"rate": (1, 6.0)}, lambda h: None, "2 starts of k0 in 6.0 s, 1 allowed"),
+    "run twice": ({"late": True}, lambda h: h.of["a"].extend(_events("a", 30)), "a ran 2 times"),
     "lost though acknowledged late": (
         {"late": True},
         lambda h: _late(h, "b", "start"),
