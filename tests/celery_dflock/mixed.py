@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_dflock import LockedTask, dflock
+from tests.celery_dflock.history import Span, most_at_once
 
 BROKER = "MIXED_BROKER_URL"
 RECORD = "MIXED_RECORD"
@@ -71,19 +72,23 @@ def violations(events: Iterable[dict[str, Any]]) -> list[str]:
 
     A key is one lock: its limit is what the latest task has said, of all that want it.
     """
-    found, holders, runs = [], Counter[str](), Counter[tuple[str, int]]()
-    events = [event for event in events if event["what"] in ("begin", "end")]
-    said = [(key, event["limit"]) for event in events for key in event["holds"]]
-    most = {key: max(limit for name, limit in said if name == key) for key, _ in said}
-    # At the same instant one may end and another begin.
-    for event in sorted(events, key=lambda e: (e["at"], e["what"] == "begin")):
-        begins = event["what"] == "begin"
-        runs[event["id"], event["retries"]] += begins
-        for key in event["holds"]:
-            holders[key] += 1 if begins else -1
-            if holders[key] > most[key]:
-                found.append(f"{holders[key]} holders of {key}, limit {most[key]}")
-    return [*found, *(f"{run} ran {n} times" for (run, _), n in runs.items() if n != 1)]
+    begun, started = Counter[tuple[str, int]](), dict[tuple[str, int], float]()
+    spans, most = defaultdict[str, list[Span]](list), Counter[str]()
+    for event in events:
+        run = event["id"], event["retries"]
+        if event["what"] == "begin":
+            begun[run] += 1
+            started[run] = event["at"]
+        elif event["what"] == "end":
+            for key in event["holds"]:
+                spans[key].append(Span(started[run], event["at"]))
+                most[key] = max(most[key], event["limit"])
+    found = [
+        f"{most_at_once(each)} holders of {key}, limit {most[key]}"
+        for key, each in spans.items()
+        if most_at_once(each) > most[key]
+    ]
+    return [*found, *(f"{run} ran {n} times" for (run, _), n in begun.items() if n != 1)]
 
 
 def body(self: Task, own: Sequence[str], inner: Sequence[str], seconds: float, limit: int) -> str:

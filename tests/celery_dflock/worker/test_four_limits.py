@@ -13,8 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import accumulate
 
 import pytest
 from celery import Task
@@ -23,6 +21,7 @@ from celery_dflock import Lock, LockedTask
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.bodies import LONG
+from tests.celery_dflock.history import Kill, Span, most_at_once, most_within, runs_of
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.record import Event
 
@@ -32,34 +31,15 @@ OF_VENDOR = 3
 RATE, WINDOW = 8, 1.0
 
 
-@dataclass
-class Kill:
-    """When a worker was killed, at the latest before, and its processes with it."""
-
-    at: float
-    worker: str
-
-
-def runs_of(cluster: Cluster, key: str, kills: Sequence[Kill]) -> Iterator[tuple[Event, float]]:
-    """Each run with its end; one without has ended with its worker."""
-    ends = {(e["id"], e["pid"]): e["at"] for e in cluster.events(what="end", key=key)}
-    for start in cluster.events(what="start", key=key):
-        end = ends.get((start["id"], start["pid"]))
-        if end is None:
-            worker = start["worker"]
-            end = min(k.at for k in kills if k.worker == worker and k.at >= start["at"])
-        yield start, end
-
-
-def most_at_once(
+def most_of(
     runs: Sequence[tuple[Event, float]], fields: Sequence[str], weight: Callable[[Event], int]
 ) -> int:
     """How much those with the same arguments took at once, where that was most."""
-    changes = defaultdict(list)
+    spans = defaultdict(list)
     for event, end in runs:
-        taken, same = weight(event), tuple(event["kwargs"][field] for field in fields)
-        changes[same] += [(event["at"], taken), (end, -taken)]
-    return max(max(accumulate(more for _, more in sorted(each))) for each in changes.values())
+        same = tuple(event["kwargs"][field] for field in fields)
+        spans[same].append(Span(event["at"], end, weight(event)))
+    return max(map(most_at_once, spans.values()))
 
 
 def one(_: Event) -> int:
@@ -74,14 +54,13 @@ def slots(event: Event) -> int:
 def judge(runs: Sequence[tuple[Event, float]], task: Task = jobs.four) -> None:
     """Each limit, over all runs."""
     account = ["account"] if task is jobs.four else ["account", "vendor"]
-    assert most_at_once(runs, account, one) == 1
-    assert most_at_once(runs, ["vendor"], one) <= OF_VENDOR
-    assert most_at_once(runs, [], slots) <= FLEET
+    assert most_of(runs, account, one) == 1
+    assert most_of(runs, ["vendor"], one) <= OF_VENDOR
+    assert most_of(runs, [], slots) <= FLEET
     for vendor in range(VENDORS):
         # Noted before the run begins, and after the grant: so these are as far apart at least.
-        begun = sorted(e["acquired"] for e, _ in runs if e["kwargs"]["vendor"] == vendor)
-        for first, next_one in zip(begun, begun[RATE:], strict=False):
-            assert next_one - first >= WINDOW
+        begun = [(e["acquired"], 1) for e, _ in runs if e["kwargs"]["vendor"] == vendor]
+        assert most_within(begun, WINDOW) <= RATE
 
 
 @pytest.fixture
@@ -143,7 +122,7 @@ def test_none_is_exceeded_while_workers_are_killed_and_stopped(
             time.sleep(0.7)
             os.killpg(worker.pid, signal.SIGCONT)
     cluster.wait(lambda: ended() == number or None, "all runs", number / 10 * PATIENCE)
-    runs = list(runs_of(cluster, key, kills))
+    runs = list(runs_of(cluster.events(key=key), kills))
     judge(runs, task)
     assert {e["id"] for e, _ in runs} == {each.id for each in sent}
     for name in (f"{key}:fleet", *(f"{key}:vendor:{n}" for n in range(VENDORS))):
@@ -170,7 +149,7 @@ def test_small_tenants_do_not_wait_for_all_of_a_large_one(
     order = [event["id"] in small for event in ended]
     last = len(order) - order[::-1].index(True)
     assert last - len(small) < len(large) / 2, order
-    judge(list(runs_of(cluster, key, [])), task)
+    judge(list(runs_of(cluster.events(key=key), [])), task)
 
 
 @pytest.mark.soak
@@ -192,7 +171,7 @@ def test_each_is_used_while_there_is_demand(
     cluster.wait(
         lambda: len(cluster.events(what="end", key=key)) == number or None, "all", 5 * PATIENCE
     )
-    runs = list(runs_of(cluster, key, []))
+    runs = list(runs_of(cluster.events(key=key), []))
     judge(runs)
     starts = sorted(e["at"] for e, _ in runs)
     # The last ones find no others beside them: while there is demand.
