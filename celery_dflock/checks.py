@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import reprlib
 from math import inf
 from typing import Any
 
 from celery import Celery
 
-from dflockd.errors import InvalidArgumentError
-
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = 60
+from dflockd.errors import InvalidArgumentError, shown
 
 
 def refused(name: str, value: object, wanted: str) -> InvalidArgumentError:
     """Return the error for an argument with a bad value."""
     return InvalidArgumentError(f"{name} is {shown(value)}: give {wanted}")
-
-
-def shown(value: object) -> str:
-    """Return a value as an error names it: in one short line, whatever it is."""
-    return " ".join(_repr.repr(value).split())
 
 
 def check_app(app: object) -> None:

@@ -28,7 +28,13 @@ from celery.utils.imports import symbol_by_name
 from celery_dflock.checks import is_number, is_whole
 from celery_dflock.keys import is_plain
 from dflockd.address import CLUSTER_PREFIX, Seeds, Servers, parse_servers
-from dflockd.errors import AuthRefusedError, DflockdError, InvalidArgumentError, UnreachableError
+from dflockd.errors import (
+    AuthRefusedError,
+    DflockdError,
+    InvalidArgumentError,
+    UnreachableError,
+    shown,
+)
 from dflockd.files import read_secret, refuse_irregular
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock
@@ -290,7 +296,7 @@ def _checked(conf: Mapping[str, Any]) -> Settings:
 
 def bad_setting(name: str, value: object, wanted: str) -> ImproperlyConfigured:
     """Return the error for a setting with a bad value."""
-    return ImproperlyConfigured(f"{name} is {value!r}: give {wanted}")
+    return ImproperlyConfigured(f"{name} is {shown(value)}: give {wanted}")
 
 
 def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from celery_dflock.limits import MAX_LIMIT
-from celery_dflock.look import needed
 from dflockd.admin import describe_pause, duration, printable
-from dflockd.rates import keeps_waiting
+from dflockd.rates import keeps_waiting, needed
 
 Found = Mapping[str, Any]
 """A row of `dflockd.admin.find`, with the ``server`` that said it."""
@@ -91,15 +90,17 @@ def _waits(row: Found) -> str:
         said.append("it is requeued and keeps its position")
     if waiter["told"]:
         said.append("it has been told that its turn has come")
-    rate = row["rate"]
+    rate, weight = row["rate"], waiter.get("weight", 1)
     if holder is None:
         said.append("nobody holds it yet")
-    elif _is_full(row) or not keeps_waiting(rate):
+    elif _is_full(row) or not keeps_waiting(rate, weight):
         others = f" and {row['holders'] - 1} more" if row["holders"] > 1 else ""
         said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
     if row.get("paused"):
         said.append(describe_pause(row["paused"]))
-    elif rate and keeps_waiting(rate):
+    elif keeps_waiting(rate, weight) and rate["free"]:
+        said.append(f"{rate['free']} of {rate['runs']} places of the rate are free")
+    elif keeps_waiting(rate):
         said += _rate_forecast(row, rate["next_s"], row["rate_wait_s"])
     else:
         said.append(_forecast(row["pace_s"], position))

@@ -12,7 +12,7 @@ from celery_dflock.signals import lock_waiting
 from dflockd import errors
 from dflockd.admin import describe_pause
 from dflockd.client.lock import LockBase, SemaphoreBase, Weight
-from dflockd.rates import describe_rate
+from dflockd.rates import describe_rate, keeps_waiting, needed
 from dflockd.sync_client import DistributedLock
 
 
@@ -88,8 +88,7 @@ class Look(NamedTuple):
     @property
     def _has_no_place(self) -> bool:
         """Whether fewer places of a rate are free than who asks takes."""
-        rate = self.rate
-        return bool(rate) and rate["free"] < needed(self.weight, rate["runs"])  # type: ignore[index]
+        return keeps_waiting(self.rate, self.weight)
 
     @property
     def _waits_for_no_holder(self) -> bool:
@@ -98,11 +97,6 @@ class Look(NamedTuple):
             return False
         used = len(self.holders) if self.used is None else self.used
         return self.limit is None or used + needed(self.weight, self.limit) <= self.limit
-
-
-def needed(weight: Weight, most: int) -> int:
-    """Return how many of so many slots, or places of a rate, somebody with a weight takes."""
-    return most if weight == "all" else min(weight, most)
 
 
 def weight_of(lock: LockBase) -> Weight:

@@ -13,7 +13,7 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import signatures
-from celery_dflock.checks import is_number, is_whole, shown
+from celery_dflock.checks import is_number, is_whole
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
@@ -32,6 +32,7 @@ from celery_dflock.limits import (
     read_value,
 )
 from celery_dflock.lock_key import LockKey
+from dflockd.errors import shown
 
 Ending: TypeAlias = Literal["requeue", "skip", "fail"]
 Newest: TypeAlias = Literal["supersede", "newest"]

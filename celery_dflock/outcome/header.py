@@ -7,13 +7,14 @@ is in ``dflock_run``, and counts for that id alone: a task can pass its headers 
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
+
+from dflockd.errors import shown
 
 HEADER = "dflock"
 """The message header of a call's own options: a dict."""
@@ -196,10 +197,10 @@ def _ticket(own: Mapping[str, Any]) -> str | None:
 def _no_dict(header: str, value: object) -> ImproperlyConfigured:
     example = "options of the task, such as {'lock_timeout': 60}"
     wanted = example if header == HEADER else "what the plugin has written there"
-    shown = reprlib.repr(value)
-    return ImproperlyConfigured(f"the message header {header} is {shown}: give a dict of {wanted}")
+    said = f"the message header {header} is {shown(value)}"
+    return ImproperlyConfigured(f"{said}: give a dict of {wanted}")
 
 
 def _bad(name: str, value: object, wanted: str) -> ImproperlyConfigured:
-    said = f"the message header {RUN} has {name} {reprlib.repr(value)}, not {wanted}"
+    said = f"the message header {RUN} has {name} {shown(value)}, not {wanted}"
     return ImproperlyConfigured(f"{said}: leave it to the plugin")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from dflockd.errors import InvalidArgumentError
+from dflockd.errors import InvalidArgumentError, shown
 
 DEFAULT_PORT = 6388
 UNIX_PREFIX = "unix:"
@@ -60,7 +60,7 @@ def parse_server(server: ServerLike) -> Address:
     if isinstance(server, str):
         if server.startswith(CLUSTER_PREFIX):
             raise InvalidArgumentError(
-                f"server {server!r} is a cluster: give it alone, as servers='cluster://host:port,...'"
+                f"server {shown(server)} is a cluster: give it alone, as servers='cluster://host:port,...'"
             )
         if server.startswith(UNIX_PREFIX):
             host, port = server, 0
@@ -113,14 +113,14 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
         named = [name.strip() for name in servers.removeprefix(CLUSTER_PREFIX).split(",")]
         if "" in named:
             raise InvalidArgumentError(
-                f"servers is {servers!r}: name one or more servers of the cluster, "
+                f"servers is {shown(servers)}: name one or more servers of the cluster, "
                 f"as in {CLUSTER_PREFIX}lock-1:{DEFAULT_PORT},lock-2:{DEFAULT_PORT}"
             )
         return _distinct(Seeds(map(parse_server, named)))
     # The order decides where keys live: a set has another one in each process.
     if isinstance(servers, str | bytes) or not isinstance(servers, Sequence) or not servers:
         raise InvalidArgumentError(
-            f"servers is {servers!r}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})], "
+            f"servers is {shown(servers)}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})], "
             f"or the text '{CLUSTER_PREFIX}host:port,...'"
         )
     return _distinct(Servers(map(parse_server, servers)))
@@ -139,8 +139,8 @@ def _named(server: str) -> Servers:
 
 def _distinct(addresses: Servers) -> Servers:
     if len(addresses) > 1 and len(set(addresses)) < len(addresses):
-        listed = ", ".join(map(str, addresses))
-        raise InvalidArgumentError(f"servers names one server twice: {listed}")
+        twice = next(each for each in addresses if addresses.count(each) > 1)
+        raise InvalidArgumentError(f"servers names one server twice: {shown(str(twice))}")
     return addresses
 
 
@@ -175,5 +175,6 @@ def _usual(host: str) -> str:
 
 def _bad(server: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"server {server!r} is malformed: write (host, port), 'host:port', '[::1]:port' or 'unix:/path'"
+        f"server {shown(server)} is malformed: "
+        "write (host, port), 'host:port', '[::1]:port' or 'unix:/path'"
     )

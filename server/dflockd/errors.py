@@ -35,7 +35,20 @@ pickling, so that it can cross processes.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 60
+
+
+def shown(value: object) -> str:
+    """Return a value that somebody has given as errors show it: in one short line, whatever it is."""
+    try:
+        text = _repr.repr(value)
+    except Exception:  # as of a number with thousands of digits
+        text = object.__repr__(value)
+    return " ".join(text.split())
 
 
 class DflockdError(Exception):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from dflockd.errors import InvalidArgumentError
+from dflockd.errors import InvalidArgumentError, shown
 from dflockd.wire.messages import MAX_RATE, MAX_SECONDS
 
 RateLike: TypeAlias = "str | tuple[int, float]"
@@ -52,14 +52,19 @@ def parse_rate(rate: object) -> RunRate:
     ):
         return RunRate(runs, float(seconds))
     raise InvalidArgumentError(
-        f"rate is {rate!r}: give a text such as '10/m' (s, m or h), or (10, 60): "
+        f"rate is {shown(rate)}: give a text such as '10/m' (s, m or h), or (10, 60): "
         f"1 to {MAX_RATE} runs in seconds from 0.001"
     )
 
 
-def keeps_waiting(report: Mapping[str, Any] | None) -> bool:
-    """Whether a server says of the rate of a key that no run may begin now."""
-    return bool(report) and not report["free"]  # type: ignore[index]
+def needed(weight: int | str, most: int) -> int:
+    """Return how many of so many slots, or places of a rate, somebody with a weight takes."""
+    return most if isinstance(weight, str) else min(weight, most)
+
+
+def keeps_waiting(report: Mapping[str, Any] | None, weight: int | str = 1) -> bool:
+    """Whether a server says of the rate of a key that no run with that weight may begin now."""
+    return bool(report) and report["free"] < needed(weight, report["runs"])  # type: ignore[index]
 
 
 def describe_rate(report: Mapping[str, Any] | None) -> str:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import TypeAlias
 
-from dflockd.errors import InvalidArgumentError
+from dflockd.errors import InvalidArgumentError, shown
 
 ShardingStrategy: TypeAlias = Callable[[str, int], int]
 """``(key, number of servers) -> index of the server``. It must give the same answer everywhere."""
@@ -29,9 +29,9 @@ def server_index(strategy: ShardingStrategy, key: str, num_servers: int) -> int:
     """
     index = strategy(key, num_servers)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_servers:
-        name = getattr(strategy, "__name__", repr(strategy))
+        name = getattr(strategy, "__name__", shown(strategy))
         raise InvalidArgumentError(
-            f"sharding strategy {name} returned {index!r} for key {key!r}: "
+            f"sharding strategy {name} returned {shown(index)} for key {key!r}: "
             f"it must return a whole number from 0 to {num_servers - 1}",
             key=key,
         )

@@ -202,6 +202,11 @@ def test_weights_in_words() -> None:
     # A weight above what the limit has become takes all, and an empty key has that.
     free = {**row, "used": 0, "holders": 0, "holder": None, "waiter": {**waiter, "weight": 9}}
     assert finding.in_words(free).endswith("about 12 s")
+    # Places of the rate count in the same units.
+    some = {**row, "used": 1, "rate": {**rate, "free": 2, "next_s": 0.0}}
+    said = finding.in_words({**some, "waiter": {**waiter, "weight": 3}})
+    assert said.endswith("it needs 3 of 8 slots; 2 of 10 places of the rate are free")
+    assert "places" not in finding.in_words({**some, "waiter": {**waiter, "weight": 2}})
     assert ", 6 of 8 slots taken; its lease" in finding.in_words({**row, "waiter": None})
 
 

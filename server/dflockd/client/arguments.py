@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from dflockd import errors
 from dflockd.client.introduction import new
+from dflockd.errors import shown
 from dflockd.wire import (
     ALL,
     MAX_AGE,
@@ -56,15 +57,14 @@ def check_key(key: object) -> None:
     if _is_name(key, MAX_LINE):
         return  # nearly every one
     if not isinstance(key, str):
-        raise errors.InvalidKeyError(f"key is {key!r}: give a string")
+        raise errors.InvalidKeyError(f"key is {shown(key)}: give a string")
     try:
         problem = key_problem(key.encode())
     except UnicodeEncodeError:
         problem = "contains half of a surrogate pair"
     if problem:
-        shown = repr(key if len(key) <= 60 else key[:60] + "...")
         raise errors.InvalidKeyError(
-            f"key {shown} {problem}: use up to 256 bytes of UTF-8 without white space", key=key
+            f"key {shown(key)} {problem}: use up to 256 bytes of UTF-8 without white space", key=key
         )
 
 
@@ -133,7 +133,7 @@ def check_limit(limit: object, key: object) -> None:
     """
     if not _is_whole(limit, 1, MAX_LIMIT):
         raise errors.InvalidArgumentError(
-            f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}"
+            f"limit is {shown(limit)} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}"
         )
 
 
@@ -143,16 +143,19 @@ def checked_weight(weight: object, limit: int, key: str) -> int:
     Raises:
         InvalidArgumentError: it can take no so many.
     """
+    wanted = f"a whole number from 1 to the limit ({limit}), or 'all'"
+    if not (_is_whole(weight, 1, MAX_LIMIT) or (isinstance(weight, str) and weight == "all")):
+        raise _bad("weight", weight, key, wanted)
     if limit == 1 and weight != 1:
         raise errors.InvalidArgumentError(
-            f"weight is {weight!r} for {key!r}, of which the limit is 1: "
+            f"weight is {shown(weight)} for {key!r}, of which the limit is 1: "
             "give a larger limit, or remove the weight",
             key=key,
         )
     if weight == "all":
         return ALL
     if not _is_whole(weight, 1, limit):
-        raise _bad("weight", weight, key, f"a whole number from 1 to the limit ({limit}), or 'all'")
+        raise _bad("weight", weight, key, wanted)
     assert isinstance(weight, int)
     return weight
 
@@ -166,7 +169,7 @@ def checked_group(group: object, limit: object, key: str) -> FairGroup | None:
     if group is None:
         if limit is not None:
             raise errors.InvalidArgumentError(
-                f"group_limit is {limit!r} for lock {key!r}, which has no group: "
+                f"group_limit is {shown(limit)} for lock {key!r}, which has no group: "
                 "give a group too, or remove it",
                 key=key,
             )
@@ -177,7 +180,7 @@ def checked_group(group: object, limit: object, key: str) -> FairGroup | None:
         problem = "contains half of a surrogate pair"
     if problem:
         raise errors.InvalidArgumentError(
-            f"group {str(group)[:60]!r} of lock {key!r} {problem}: "
+            f"group {shown(group)} of lock {key!r} {problem}: "
             "use up to 256 bytes of UTF-8 without white space",
             key=key,
         )
@@ -205,7 +208,7 @@ def check_tls(context: object) -> None:
     """
     if context is not None and not isinstance(context, ssl.SSLContext):
         raise errors.InvalidArgumentError(
-            f"ssl_context is {context!r}: give an ssl.SSLContext, such as "
+            f"ssl_context is {shown(context)}: give an ssl.SSLContext, such as "
             "ssl.create_default_context(), or None for servers that speak no TLS"
         )
 
@@ -359,7 +362,7 @@ def checked_text(text: object) -> bytes:
     """
     if not isinstance(text, str) or not text.isprintable():
         raise errors.InvalidArgumentError(
-            f"the text to look for is {text!r}: give one line of text"
+            f"the text to look for is {shown(text)}: give one line of text"
         )
     data = text.encode("utf-8", "replace")
     if len(data) > MAX_LINE:
@@ -390,7 +393,7 @@ def checked_owner(owner: object, key: str) -> Owner:
 
 def _bad(name: str, value: object, key: str, wanted: str) -> errors.InvalidArgumentError:
     return errors.InvalidArgumentError(
-        f"{name} is {value!r} for lock {key!r}: give {wanted}", key=key
+        f"{name} is {shown(value)} for lock {key!r}: give {wanted}", key=key
     )
 
 

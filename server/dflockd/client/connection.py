@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import select
 import socket
 import ssl
@@ -328,6 +329,12 @@ class Connection:
             sent = self._sock.send(data)
         except _NOT_NOW:
             return data
+        except OSError:
+            if self.is_tls:
+                # Why the server has closed it: with TLS 1.3 that comes when our handshake is done.
+                with contextlib.suppress(*_NOT_NOW, ConnectionError, ssl.SSLEOFError):
+                    self._sock.recv(1)
+            raise
         return b"" if sent == len(data) else data[sent:]
 
     def finish(self, rest: bytes, until: float) -> Flow[None]:
@@ -435,10 +442,15 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+_alert = re.compile(r"[A-Z0-9]+_ALERT_(\w+)").fullmatch
+
+
 def reason(exc: BaseException) -> str:
     """Say in a few words what an operating system error means."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
+    if isinstance(exc, ssl.SSLError) and exc.reason and (said := _alert(exc.reason)):
+        return f"the server ended TLS and says: {said[1].replace('_', ' ').lower()}"
     return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
 
 

@@ -140,7 +140,7 @@ class LockBase:
             target = Target(*target[:5], _who(label, owner, key))
         if group is not None or group_limit is not None:
             target = target._replace(group=arguments.checked_group(group, group_limit, key))
-        if self._weight != 1:
+        if type(self._weight) is not int or self._weight != 1:
             target = _weighed(target, self._weight, key)
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
@@ -175,8 +175,10 @@ class LockBase:
         """
         if ssl_context is not None:
             arguments.check_tls(ssl_context)
-        if cls._space is Space.LOCK and limit != 1:
-            raise errors.InvalidArgumentError(f"limit is {limit!r} for a lock: use a semaphore")
+        if cls._space is Space.LOCK and (type(limit) is not int or limit != 1):
+            raise errors.InvalidArgumentError(
+                f"limit is {errors.shown(limit)} for a lock: use a semaphore"
+            )
         return Maker(
             cls,
             plans.Sort(
@@ -457,7 +459,7 @@ class Maker(Generic[L]):
         target, route = sort.place(key, who)
         if group is not None:
             target = target._replace(group=arguments.checked_group(group, sort.group_limit, key))
-        if weight != 1:
+        if type(weight) is not int or weight != 1:
             target = _weighed(target, weight, key)
         lock = lock_class.__new__(lock_class)
         lock._begin(key, sort, target, route, on_lost)
@@ -475,6 +477,8 @@ def _who(label: str, owner: OwnerLike | None, key: str) -> Introduction:
 def _weighed(target: Target, weight: Weight, key: str) -> Target:
     """Return what is asked for by a run that takes so many slots."""
     slots = arguments.checked_weight(weight, target.limit, key)
+    if slots == 1:
+        return target
     group = target.group or FairGroup(b"")
     return target._replace(group=group._replace(weight=slots))
 
@@ -531,7 +535,7 @@ class SemaphoreBase(LockBase):
     ) -> None:
         if isinstance(owner, tuple) and len(owner) == 3:
             raise errors.InvalidArgumentError(
-                f"owner is {owner!r} for semaphore {key!r}: give (name, attempt): "
+                f"owner is {errors.shown(owner)} for semaphore {key!r}: give (name, attempt): "
                 "the newest wins at a lock alone",
                 key=key,
             )

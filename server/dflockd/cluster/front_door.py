@@ -160,6 +160,9 @@ class FrontDoor:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bytes | None:
         """Return the line that comes; ``None`` if the certificate there has to be answer enough."""
+        # While the handshake is the last thing there was: after an alert nobody knows what was shown.
+        speaks_tls = writer.get_extra_info("ssl_object")
+        shown = None if speaks_tls is None else speaks_tls.getpeercert(True)
         try:
             line = await reader.readline()
         except ValueError:
@@ -172,7 +175,6 @@ class FrontDoor:
             return line
         # The server asks for a certificate that it does not have itself. What it shows is not secret,
         # but a server with that certificate has its key.
-        shown = writer.get_extra_info("ssl_object").getpeercert(True)
         if [shown] != (await asyncio.to_thread(certificates, self._tls.cert))[:1]:
             raise NotReachedError("another certificate than that of --tls-cert is shown there")
         return None

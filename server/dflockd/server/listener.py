@@ -13,7 +13,7 @@ from functools import partial
 
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.log import SparingLog
-from dflockd.server.tls import TlsContext
+from dflockd.server.tls import TlsContext, peer
 
 BACKLOG = 1024
 
@@ -144,6 +144,7 @@ class Listener:
         tls = self._tls
         try:
             if tls is not None:
+                peer.set(sock)
                 await self._turn(sock, guest)
             if guest.ended:
                 return

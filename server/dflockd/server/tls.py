@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+peer: ContextVar[socket.socket] = ContextVar("peer")
+"""The socket of the connection whose handshake is done in this context."""
+
+
+class _Handshaker(ssl.SSLObject):
+    """Says to the peer why a handshake fails: event loops close the socket without a word."""
+
+    outgoing: ssl.MemoryBIO
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            if self.outgoing.pending:
+                with contextlib.suppress(LookupError, OSError):
+                    peer.get().send(self.outgoing.read())
+            raise
 
 
 class TlsContext(ssl.SSLContext):
@@ -17,6 +41,17 @@ class TlsContext(ssl.SSLContext):
     """What new connections get; itself at first."""
     renew: Callable[[], None] | None = None
     """Looks whether there is something new for `current`, before each connection."""
+
+    sslobject_class = _Handshaker
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *others: Any, **named: Any
+    ) -> ssl.SSLObject:
+        """As that of the base class; where it sends to is kept, too."""
+        made = super().wrap_bio(incoming, outgoing, *others, **named)
+        assert isinstance(made, _Handshaker)
+        made.outgoing = outgoing
+        return made
 
     @classmethod
     def new(cls) -> TlsContext:

@@ -22,7 +22,6 @@ from dflockd.wire import (
     Owner,
     OwnerConflict,
     Queued,
-    Rate,
     Refusal,
     Reply,
     Space,
@@ -315,7 +314,6 @@ class Requests:
             wait = recovery.wait(partition, now)
             if wait is not None:
                 return _ERROR if key_problem(key) else wait
-        found: Entry | Refusal
         entry = partition.spaces[space].get(key)
         if entry is None:
             if key_problem(key):
@@ -325,19 +323,21 @@ class Requests:
                 return found
             entry = found
         elif entry.limit != asked.limit:
-            found = self.slots.change_limit(entry, asked.limit, now, effects)
-            if not isinstance(found, Entry):
-                return found
-            entry = found
-        if asked.owner is not None and asked.owner.age:
-            found = self._contend_with_age(entry, peer, asked, now, effects)
-            if not isinstance(found, Entry):
-                return found
-            entry = found
-        if asked.rate is not None:
-            refusal = self._name_rate(entry, asked.rate, now)
+            refusal = self._refusal_of_rate(entry, asked)
+            refusal = refusal or self.slots.change_limit(entry, asked.limit, now, effects)
             if refusal is not None:
                 return refusal
+        if asked.owner is not None and asked.owner.age:
+            refusal = self._refusal_of_rate(entry, asked)
+            refusal = refusal or self._contend_with_age(entry, peer, asked, now, effects)
+            if refusal is not None:
+                return refusal
+        if asked.rate is not None:
+            refusal = self._refusal_of_rate(entry, asked)
+            if refusal is not None:
+                return refusal
+            name = space, key
+            entry.queue().rate = self.rates.name(partition.rates, name, asked.rate, now)
         return entry
 
     def _is_beyond(self, asked: Asked) -> bool:
@@ -410,12 +410,13 @@ class Requests:
         queue = entry.waiters
         if queue is None:
             return len(entry.holds) <= entry.limit - slots
-        if queue.pause is not None or (queue.is_heavy and self.slots.first(entry, queue, now)):
+        free = entry.limit - len(entry.holds)
+        if queue.pause is not None or (queue.is_heavy and self.slots.first(queue, free, now)):
             return False  # nobody passes who waits for more slots than are free
         if rate is not None and (queue.rated_ahead or rate.free(now) - queue.places < places):
             return False  # none for anybody, or it is that of somebody else
         ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
-        return ahead <= entry.limit - len(entry.holds) - slots
+        return ahead <= free - slots
 
     def _has_room_for(
         self,
@@ -430,8 +431,7 @@ class Requests:
         if queue is not None:
             if queue.heed(share):
                 self.slots.promote(entry, now, effects)
-                if not self.slots.is_here(entry):  # nobody else is left there
-                    self.slots.put_back(entry)
+                self.slots.put_back(entry)
             if not queue.has_room(share):
                 return False
         places = 1 if rate is None else min(share.weight, rate.runs)
@@ -446,15 +446,16 @@ class Requests:
         if entry.waiters is not None and entry.waiters.is_heavy:
             self.slots.promote(entry, now, effects)
 
-    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
-        """Let the rate of an entry, which may be new, be what was asked; or say why not."""
-        refusal = self.rates.refusal(entry.partition.rates, (entry.space, entry.key), asked)
-        if refusal is None:
-            rate = self.rates.name(entry.partition.rates, (entry.space, entry.key), asked, now)
-            entry.queue().rate = rate
-        elif not (entry.holds or entry.waiters):
-            self.slots.remove(entry)
-        return refusal
+    def _refusal_of_rate(self, entry: Entry, asked: Asked) -> Refusal | None:
+        """Return what to answer if the rate that is asked for may not be; the entry may be new.
+
+        That changes nothing: so it is looked at before anything of the key changes.
+        """
+        if asked.rate is None:
+            return None
+        name = entry.space, entry.key
+        refusal = self.rates.refusal(entry.partition.rates, name, asked.rate)
+        return None if refusal is None else superseding.turn_away(self.slots, entry, refusal)
 
     def _is_too_much(self, entry: Entry, asked: Asked, back: Waiter | None, number: int) -> bool:
         """Whether a connection has as much as it may, or a key has all holders that it ever may.
@@ -484,7 +485,7 @@ class Requests:
 
     def _contend_with_age(
         self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
-    ) -> Entry | Refusal:
+    ) -> Refusal | None:
         """Have somebody with an age ask for a lock; see `superseding`.
 
         That the same attempt of it is there already is said first: that one has an end of its own.

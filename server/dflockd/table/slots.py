@@ -101,8 +101,8 @@ class Slots:
 
     def change_limit(
         self, entry: Entry, limit: int, now: float, effects: list[Effect]
-    ) -> Entry | Refusal:
-        """Let so many hold the key of an entry; return it, or the one in its place, or a refusal.
+    ) -> Refusal | None:
+        """Let so many hold the key of an entry that somebody asks for; or return what to answer.
 
         How many may hold a lock is what the latest request says. A semaphore has its limit from who
         asked for it first.
@@ -111,11 +111,9 @@ class Slots:
             return Status.LIMIT_MISMATCH
         is_more, entry.limit = limit > entry.limit, limit
         if is_more and entry.waiters:
-            # Ahead of who asks, and the entry may end with that.
-            self.promote(entry, now, effects)
-            if not self.is_here(entry):
-                return self.add(entry.partition, entry.space, entry.key, limit, now)
-        return entry
+            self.promote(entry, now, effects)  # ahead of who asks
+            self.put_back(entry)
+        return None
 
     def add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
         """Return a new entry for a key that is free."""
@@ -143,7 +141,9 @@ class Slots:
         del entry.partition.spaces[entry.space][entry.key]
 
     def put_back(self, entry: Entry) -> None:
-        """Have an entry again that was removed in this step: somebody asks for a slot of it."""
+        """Have an entry again if it was removed in this step: somebody asks for a slot of it."""
+        if self.is_here(entry):
+            return
         self.size += 1
         entry.partition.spaces[entry.space][entry.key] = entry
         if entry.waiters is not None and entry.waiters.rate is not None:
@@ -472,7 +472,7 @@ class Slots:
             free = most - len(entry.holds)
             is_simple = not (queue.away or queue.returned or queue.told or queue.processes)
             if rate is not None or queue.is_grouped or not is_simple:
-                found = self.first(entry, queue, now)
+                found = self.first(queue, free, now)
                 if found is None:
                     break
                 if queue.leaves_out(found):
@@ -503,9 +503,10 @@ class Slots:
         if not (entry.holds or queue) and self.is_here(entry):
             self.remove(entry)
 
-    def first(self, entry: Entry, queue: Queue[Waiter], now: float) -> Waiter | None:
-        """Return whose turn it is; all that it needs may not be free yet."""
-        free, rate = min(entry.limit, self.max_holds) - len(entry.holds), queue.rate
+    @staticmethod
+    def first(queue: Queue[Waiter], free: int, now: float) -> Waiter | None:
+        """Return whose turn it is with so many free slots; all that it needs may not be free yet."""
+        rate = queue.rate
         return queue.first(free, free if rate is None else rate.free(now) - queue.places)
 
     def _look_ahead(self, entry: Entry, queue: Queue[Waiter], free: int, now: float) -> None:

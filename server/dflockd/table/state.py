@@ -378,7 +378,7 @@ class Waiter(Position):
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
         self.process = None
         self.told_on: Peer | None = None
-        """The connection on which its process was told of its turn last."""
+        """The connection on which its process last learned of its turn."""
         self.until = 0.0
         """When a wait that began is over; nothing ends it while it is its turn."""
 

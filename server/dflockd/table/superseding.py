@@ -26,7 +26,7 @@ def contend(
     resumed: Waiter | None,
     now: float,
     effects: list[Effect],
-) -> Entry | Refusal:
+) -> Refusal | None:
     """Have a task with an age ask for a lock: refuse it, or the older ones.
 
     Args:
@@ -39,14 +39,14 @@ def contend(
         effects: what others are told.
 
     Returns:
-        The entry of the lock, which may be another one now; or what to answer.
+        What to answer if it is refused.
     """
-    partition, space, key, limit = entry.partition, entry.space, entry.key, entry.limit
+    partition, key = entry.partition, entry.key
     newest = partition.newest.get(key) or newest_there(slots, entry)
     if newest is not None and newest.age >= age:
         slots.newest.asked(newest)
         if newest.age == age:
-            return entry
+            return None
         answer = Superseded(newest.age, newest.label)
         if resumed is not None:
             slots.oust(resumed, entry, answer, effects)
@@ -57,11 +57,10 @@ def contend(
     answer = Superseded(age, label)
     if not oust_older(slots, entry, answer, resumed, now, effects):
         slots.later(partial(oust_more, slots, entry), now)
-    if not slots.is_here(entry):
-        return slots.add(partition, space, key, limit, now)
+    slots.put_back(entry)
     if entry.waiters is not None and entry.waiters.listener is not None:
         tell_listener(slots, entry.waiters.listener, answer, effects)
-    return entry
+    return None
 
 
 def oust_older(

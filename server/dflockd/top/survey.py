@@ -201,6 +201,7 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
 
 def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
     holder, waiter = found["holder"] or {"label": "", "held_s": 0.0}, found["waiter"]
+    rate = found.get("rate")
     return Waiting(
         server,
         found["key"],
@@ -212,7 +213,7 @@ def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
         holder["held_s"],
         found["pace_s"],
         waiter.get("group", ""),
-        describe_rate(rate) if keeps_waiting(rate := found.get("rate")) else "",
+        describe_rate(rate) if keeps_waiting(rate, waiter.get("weight", 1)) else "",
         _pause_of(found),
     )
 

@@ -55,6 +55,7 @@ def new(face: Face, kind: str, **options: Any) -> Any:
 def checked(exc: errors.LocalError) -> None:
     """Check that an error is one line that a user can read."""
     assert "\n" not in str(exc)
+    assert len(str(exc)) < 1000
     assert isinstance(exc, ValueError)
 
 
@@ -139,6 +140,12 @@ BAD: list[tuple[str, Any]] = [
     ("limit", 1.0),
     ("limit", None),
     ("limit", Colour.RED),
+    ("weight", True),
+    ("weight", 1.0),
+    ("weight", 0),
+    ("weight", "1"),
+    ("weight", None),
+    ("weight", Ambiguous()),
 ]
 
 
@@ -149,10 +156,26 @@ def test_refused_at_construction(face: Face, name: str, value: Any) -> None:
     expected = errors.InvalidKeyError if name == "key" else errors.InvalidArgumentError
     # The line names what is wrong; of the servers it may be one.
     words = {"servers": "server", "sharding_strategy": "sharding.strategy"}
-    for kind in ["semaphore"] if name == "limit" else ["lock", "semaphore"]:
+    for kind in ["semaphore"] if name in ("limit", "weight") else ["lock", "semaphore"]:
         with pytest.raises(expected, match=words.get(name, name)) as caught:
             new(face, kind, **{name: value})
         checked(caught.value)
+
+
+ENDLESS = ("x " * 10**5, ["x" * 10**5] * 10**3, 10**5000, dict.fromkeys(range(1000), "x" * 10**5))
+"""Values that nobody would want to read, and one that Python refuses to write."""
+
+
+@pytest.mark.parametrize("value", ENDLESS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("name", sorted({*dict(BAD), "group", "group_limit", "rate"}))
+def test_a_value_is_shown_in_a_short_line(face: Face, name: str, value: Any) -> None:
+    if name == "label" and isinstance(value, str):
+        return  # it is cut
+    options = {"group": "g"} if name == "group_limit" else {}
+    kind = "semaphore" if name in ("limit", "weight") else "lock"
+    with pytest.raises(errors.LocalError) as caught:
+        new(face, kind, **options, **{name: value})
+    checked(caught.value)
 
 
 def test_what_is_secret_is_not_shown(face: Face) -> None:
@@ -253,6 +276,7 @@ LIKELY = {
     "label": GARBAGE,
     "on_lost": GARBAGE,
     "limit": GARBAGE | NUMBERS,
+    "weight": GARBAGE | NUMBERS,
 }
 
 many = settings(
@@ -264,7 +288,7 @@ many = settings(
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("name", LIKELY)
 def test_any_argument_is_refused_or_works(face: Face, scripted: ScriptedServer, name: str) -> None:
-    kind = "semaphore" if name == "limit" else "lock"
+    kind = "semaphore" if name in ("limit", "weight") else "lock"
     servers = [("127.0.0.1", scripted.port)]
 
     @many
@@ -300,6 +324,23 @@ METHODS: dict[str, Callable[[Any, Any], Any]] = {
 }
 WHILE_HELD = ("renew", "detach")
 WHILE_QUEUED = ("wait", "wait-keep")
+
+
+@pytest.mark.parametrize("value", ENDLESS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_value_that_a_method_is_given_is_shown_in_a_short_line(
+    face: Face, scripted: ScriptedServer, name: str, value: Any
+) -> None:
+    scripted.script(Enqueue, Status.QUEUED)
+    lock = face.module.DistributedLock("key", servers=[("127.0.0.1", scripted.port)])
+    if name in WHILE_HELD:
+        assert face.do(lock.acquire()) is True
+    elif name in WHILE_QUEUED:
+        assert face.do(lock.enqueue()) == "queued"
+    with pytest.raises(errors.LocalError) as caught:
+        face.do(METHODS[name](lock, value))
+    checked(caught.value)
+    face.do(lock.release())
 
 
 @pytest.mark.hypothesis

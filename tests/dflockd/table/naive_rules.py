@@ -76,6 +76,7 @@ class NaiveRules(NaiveState):
             waiting = [each for each in key.queue if each.wants and not each.reservation]
             self.seen["raised for a waiter"] += bool(waiting) and free > 0
             self._serve(name)
+            self.keys.setdefault(name, key)
         elif limit < before:
             self.seen["lowered below the holders"] += len(key.holds) > limit
         return None
@@ -352,12 +353,15 @@ class NaiveRules(NaiveState):
         if not key.is_used:
             del self.keys[name]
 
-    def whose_turn(self, name: Name, key: Key) -> tuple[bytes, Waiter] | None:
-        """Who is the next if it fits, and its group."""
+    def whose_turn(
+        self, name: Name, key: Key, most: float | None = None
+    ) -> tuple[bytes, Waiter] | None:
+        """Who is the next if it fits, and its group; of so many holders at most."""
         aside = sum(waiter.has_slot for waiter in key.queue)
         has_place = self._places(name) > 0
         turns = key.turns if has_place else key.plain_turns
-        if min(key.limit, self._most) - len(key.holds) <= aside or not turns:
+        most = self._most if most is None else most
+        if min(key.limit, most) - len(key.holds) <= aside or not turns:
             return None
         found = self._next_of_groups(turns, key, has_place=has_place)
         if found is not None and not self._has_places(found[1]):
@@ -460,7 +464,7 @@ class NaiveRules(NaiveState):
         weight = weight_of(group)
         if is_rated and (rated or self._places(name) < min(weight, self.rates[name].runs)):
             return False  # a place may be free, and is about to be theirs
-        if key.is_heavy() and self.whose_turn(name, key) is not None:
+        if key.is_heavy() and self.whose_turn(name, key, math.inf) is not None:
             return False  # nobody passes who waits for several slots
         ahead = 0 if key.is_heavy() else plain
         has_room = key.fits(weight, key.aside() + key.expected() + ahead)

@@ -52,7 +52,7 @@ class Waiter:
     is_told: bool = False
     """Whether its turn has come; others may go first by now."""
     told_on: int = 0
-    """The connection on which its process was told of its turn last."""
+    """The connection on which its process last learned of its turn."""
     has_slot: bool = False
     ticket: bytes | None = None
     is_renamed: bool = False

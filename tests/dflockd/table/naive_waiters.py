@@ -49,7 +49,7 @@ class NaiveWaiters(NaiveState):
             return superseded(newest, label)
         if age == newest or name not in self.keys:
             return None
-        sent_away = False
+        key, sent_away = self.keys[name], False
         for waiter in sorted(self.keys[name].queue, key=lambda waiter: waiter.number):
             of_waiter = waiter.owner.age if waiter.owner else waiter.away_age
             if 0 < of_waiter < age and waiter is not kept:
@@ -59,6 +59,7 @@ class NaiveWaiters(NaiveState):
                 self._send_away(waiter, serves=False)
         if sent_away:
             self._serve(name)
+            self.keys.setdefault(name, key)
         self._tell_listeners(name, superseded(age, request.label))
         return None
 

@@ -59,7 +59,7 @@ LOCK = Space.LOCK
 MANY = 100_000
 FEW = 600
 """Lines that a request may take: some dozens of functions."""
-MUCH = 250 * STEP
+MUCH = 300 * STEP
 """Lines for what happens to `STEP` others, of however many: the rest of them have other turns."""
 LISTED = 13 * MAX_LISTED
 """Lines for a step of a report, which shows so many at most, and takes them in one piece."""
@@ -128,6 +128,21 @@ class HoldersInGroups(Crowd):
             self.take(self.limit, group=FairGroup(b"%d" % number, 1))
         for number in range(MANY):
             request = Acquire(LOCK, KEY, self.limit, 900, None, group=FairGroup(b"%d" % number, 1))
+            assert self.ask(self.table.connect(), request) is None
+
+
+class GroupsLeftOut(Crowd):
+    """Each has somebody who waits for more slots than it may have beside its holder."""
+
+    limit = 3 * MANY
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(MANY):
+            group = FairGroup(b"%d" % number, 2)
+            self.take(self.limit, group=group)
+            heavy = group._replace(weight=2)
+            request = Acquire(LOCK, KEY, self.limit, 900, None, group=heavy)
             assert self.ask(self.table.connect(), request) is None
 
 
@@ -308,7 +323,7 @@ def to_its_end(crowd: Crowd, name: str, begin: Callable[[], object]) -> Iterator
 
 
 CROWDS = (
-    *(Holders, HoldersInGroups, Waiters, Reservations, Groups),
+    *(Holders, HoldersInGroups, GroupsLeftOut, Waiters, Reservations, Groups),
     *(Ages, Runs, RunsToBegin),
 )
 

@@ -247,7 +247,8 @@ class History:
             if key in partition.spaces[LOCK]
         ] or [None]
         may_pass = True
-        if entry is not None and entry.waiters and not (self.in_groups or self.changes):
+        is_due = table.deadlines.earliest <= self.now + LATE
+        if entry is not None and entry.waiters and not (self.in_groups or self.changes or is_due):
             others = Others(entry, table.slots.max_holds, self.now - LATE)
             may_pass = others.is_passed_by_newcomers()
             self.seen["passes nobody"] += not may_pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table.rates import BLOCK, RateBlock
+from dflockd.table.state import Entry
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
@@ -13,6 +14,7 @@ from dflockd.wire import (
     Granted,
     How,
     Next,
+    Owner,
     Rate,
     Release,
     Renew,
@@ -195,6 +197,21 @@ def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     assert isinstance(site.take(Rate(10, 60_000))[1], Granted)
     assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES
     assert site.table._partition.rates.open[LOCK, b"k"].runs == 10
+
+
+def test_a_rate_that_is_refused_changes_neither_the_limit_nor_who_is_the_newest() -> None:
+    site = Site(max_rate_window=60)
+    site.take(None, limit=1)
+    site.take(None, limit=1, timeout=60)
+    too_long, newest = Rate(1, 60_001), Owner(b"run", 0, 90)
+    assert site.take(too_long, limit=2)[1] is Status.RATE_WINDOW
+    asked = Acquire(LOCK, b"k", 1, 0, LEASE, too_long, newest)
+    assert site.ask(site.table.connect(), asked) is Status.RATE_WINDOW
+    entry = site.table.find(LOCK, b"k")
+    assert isinstance(entry, Entry)
+    assert entry.limit == 1
+    assert site.granted() == []
+    assert not len(site.table.newest)
 
 
 def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> None:
