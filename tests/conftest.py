@@ -1,6 +1,8 @@
 """The containers have a suite of their own: `make smoke`."""
 
 import gc
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,6 +44,22 @@ LONGEST = (
     "table/test_as_the_model.py",
 )
 """The files that take longest. Each goes to one process, in which the others then find less to do."""
+
+
+def take_shared_tasks() -> list[Any]:
+    """Return what makes tasks for every app that comes later, but for Celery's own, and forget it."""
+    state = sys.modules.get("celery._state")
+    made: set[Any] = state._on_app_finalizers if state is not None else set()
+    found = [each for each in made if each.__module__ == "celery.app.base"]
+    made.difference_update(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_shared_tasks() -> Iterator[None]:
+    """A task of a test is of its app alone: a bad one has every app that comes later refused."""
+    yield
+    assert take_shared_tasks() == [], "give the tasks of this test shared=False"
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 
 from celery_dflock import LockedTask, dflock
 from examples.demo.stage import ROOT, LockServer, Redis
+from tests.conftest import take_shared_tasks
 from tests.quick_start import Typed
 
 PAGE = ROOT / "docs" / "howto" / "asyncio.md"
@@ -100,6 +101,7 @@ def test_a_task_has_its_lock_in_the_coroutines_that_it_runs(tmp_path: Path) -> N
     text = CODE.findall(PAGE.read_text())[1]
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(text, str(PAGE), "exec"), names)
+    take_shared_tasks()  # those of the page are of every app, as in any program
     with LockServer(tmp_path) as locks:
         names["app"].conf.update(dflock_servers=[locks.address], task_always_eager=True)
         assert names["sync_account"].delay(7).get() == "account 7 is synced"
