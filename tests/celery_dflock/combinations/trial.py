@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ SECONDS = 0.15
 LIMIT = 1
 """The time limit of one of the tasks, which would go on for much longer."""
 SLOTS = {"prefork": 3, "threads": 3, "gevent": 4, "eventlet": 4, "solo": 1}
+HARD = r"Hard time limit \(.*\) exceeded for \S+\[(\S+)\]"
+"""What Celery logs of a task whose process it has ended."""
 ENDINGS = {"warm": signal.SIGTERM, "cold": signal.SIGQUIT}
 
 
@@ -157,15 +160,19 @@ class Trial:
             events = self.cluster.events()
             log = self.worker.log.read_text(errors="replace")
             # Celery ends the process, which cannot note that.
-            hard = re.findall(r"Hard time limit \(.*\) exceeded for \S+\[(\S+)\]", log)
+            hard = re.findall(HARD, log)
             ended = [
                 {"id": id, "what": "done", "state": "FAILURE", "at": 0.0, "pid": 0} for id in hard
             ]
             now = History(self.row, history.sent, events + ended, {}, history.stop, history.slots)
-            # What it has received is not lost, or no longer.
-            received = set(re.findall(r"Task \S+\[(\S+)\] received", self.worker.log_text()))
+            # What it has received is not lost, or no longer; and each copy of it is looked at.
+            text = self.worker.log_text()
+            received = Counter(re.findall(r"Task \S+\[(\S+)\] received", text))
+            since = history.stop.gone if history.stop else 0
+            done = Counter(e["id"] for e in events if e["what"] == "done" and e["at"] > since)
+            done.update(re.findall(HARD, text))
             ids = received if history.stop and now.was_cut_off else now.calls
-            is_over = all(now.over(id) is not None for id in ids)
+            is_over = received <= done and all(now.over(id) is not None for id in ids)
             return now if is_over and not self._left() else None
 
         try:
