@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dflockd import clock
 from dflockd.address import Address
-from dflockd.client import clock
 from dflockd.client.blocking import drive
 from dflockd.client.connection import Route, dial, reason
 from dflockd.errors import UnreachableError
