@@ -34,11 +34,13 @@ def queued(lock: DistributedLock) -> list[dict[str, Any]]:
     return waiters
 
 
-def send_in_order(cluster: Cluster, task: Task, key: str, number: int) -> list[AsyncResult]:
+def send_in_order(
+    cluster: Cluster, task: Task, key: str, number: int, **options: Any
+) -> list[AsyncResult]:
     """Send some, each once the one before has its place."""
     sent = []
     for place in range(1, number + 1):
-        sent.append(cluster.send(task, key))
+        sent.append(cluster.send(task, key, **options))
         cluster.wait_waiters(key, place)
     return sent
 
@@ -51,15 +53,25 @@ def by_grants(cluster: Cluster, sent: list[AsyncResult]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("task", "number"),
-    [(jobs.ticket, 6), (jobs.ticket_patient, 4), (jobs.ticket_parked, 4)],
-    ids=["at once", "after a wait", "in the consumer"],
+    [(jobs.ticket, 6), (jobs.ticket_patient, 4)],
+    ids=["at once", "after a wait"],
 )
 def test_they_run_in_the_order_of_their_arrival(
     cluster: Cluster, key: str, task: Task, number: int
 ) -> None:
+    run_in_order(cluster, key, task, number)
+
+
+def test_they_do_so_in_the_consumer_of_a_worker(cluster: Cluster, key: str) -> None:
+    """It always has a thread: of two workers, or of a busy one, those go on who can start."""
+    with cluster.ready("tickets", pool="threads", concurrency=8) as worker:
+        run_in_order(cluster, key, jobs.ticket_parked, 4, queue=worker.name)
+
+
+def run_in_order(cluster: Cluster, key: str, task: Task, number: int, **options: Any) -> None:
     """Their pauses are random, and so is the order in which they come back."""
     with cluster.lock(key) as holder:
-        sent = send_in_order(cluster, task, key, number)
+        sent = send_in_order(cluster, task, key, number, **options)
         for each in sent:
             cluster.wait_event("requeued", each, 2)
         names = [waiter["label"].partition(" ")[0] for waiter in queued(holder)]
