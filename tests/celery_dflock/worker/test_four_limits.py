@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from celery import Task
@@ -88,6 +89,13 @@ def two(cluster: Cluster) -> Iterator[list[Worker]]:
 def test_none_is_exceeded_while_workers_are_killed_and_stopped(
     cluster: Cluster, two: list[Worker], key: str, task: Task, number: int
 ) -> None:
+    go_through_faults(cluster, two, key, task, number, queue="four")
+
+
+def go_through_faults(
+    cluster: Cluster, two: Sequence[Worker], key: str, task: Task, number: int, **route: Any
+) -> None:
+    """Send so many that way, kill and stop the workers meanwhile, and judge what has run."""
     dice = random.Random(number)
     weights = [1] if task is jobs.four else [1, 1, 1, 2, "all"]
     sent = [
@@ -99,7 +107,7 @@ def test_none_is_exceeded_while_workers_are_killed_and_stopped(
                 "seconds": dice.uniform(0, 0.15),
                 "weight": dice.choice(weights),
             },
-            queue="four",
+            **route,
         )
         for _ in range(number)
     ]
