@@ -10,7 +10,7 @@ from typing import Any
 from dflockd.table import Effect, ShardTable, Snapshot
 from dflockd.table.recovery import forgotten
 from dflockd.table.state import Entry, Partition, Peer
-from dflockd.wire import Rate, Refusal, Status
+from dflockd.wire import Refusal
 from dflockd.wire.arguments import Asked
 
 
@@ -90,24 +90,27 @@ class ForgetsRates(ShardTable):
 class LetsOneMoreBegin(ShardTable):
     """Counts to one too many in each window."""
 
-    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
-        return super()._name_rate(entry, asked._replace(runs=asked.runs + 1), now)
+    def _admit(
+        self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
+    ) -> Entry | Refusal:
+        if asked.rate is not None:
+            asked.rate = asked.rate._replace(runs=asked.rate.runs + 1)
+        return super()._admit(peer, space, key, asked, now, effects)
 
 
 class DoesNotWaitForTheRelease(ShardTable):
     """Takes the lock from who is older, and does not wait until they have let go."""
 
-    def _contend_with_age(
-        self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
+    def _admit(
+        self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
     ) -> Entry | Refusal:
-        found = super()._contend_with_age(entry, peer, asked, now, effects)
-        if isinstance(found, Entry):
-            assert asked.owner is not None
+        found = super()._admit(peer, space, key, asked, now, effects)
+        if isinstance(found, Entry) and asked.owner is not None and asked.owner.age:
             for hold in list(found.holds.values()):
                 if hold.owner is not None and hold.owner.age < asked.owner.age:
                     self.slots.free(hold, now, effects)
             if not self.slots.is_here(found):
-                return self.slots.add(*(found.partition, found.space, found.key, found.limit), now)
+                return self.slots.enter(found.partition, space, key, found.limit, now)
         return found
 
 

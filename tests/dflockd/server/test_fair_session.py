@@ -173,6 +173,7 @@ async def test_reports_are_made_in_steps_between_the_requests_of_others(server: 
 
 
 @pytest.mark.usefixtures("no_time")
+@pytest.mark.usefixtures("no_time")
 async def test_a_drain_waits_for_a_report(server: Server) -> None:
     fill(server, 100)
     transport = connect(server, 1 << 30)
