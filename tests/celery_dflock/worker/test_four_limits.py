@@ -89,13 +89,24 @@ def two(cluster: Cluster) -> Iterator[list[Worker]]:
 def test_none_is_exceeded_while_workers_are_killed_and_stopped(
     cluster: Cluster, two: list[Worker], key: str, task: Task, number: int
 ) -> None:
-    go_through_faults(cluster, two, key, task, number, queue="four")
+    go_through_faults(cluster, two, key, task, number, may_lose=True, queue="four")
 
 
 def go_through_faults(
-    cluster: Cluster, two: Sequence[Worker], key: str, task: Task, number: int, **route: Any
+    cluster: Cluster,
+    two: Sequence[Worker],
+    key: str,
+    task: Task,
+    number: int,
+    *,
+    may_lose: bool,
+    **route: Any,
 ) -> None:
-    """Send so many that way, kill and stop the workers meanwhile, and judge what has run."""
+    """Send so many that way, kill and stop the workers meanwhile, and judge what has run.
+
+    From Redis kombu pops a message before it notes that it has it, and a worker that is killed in
+    between takes it along. So one for each kill may be missing there, and on RabbitMQ none.
+    """
     dice = random.Random(number)
     weights = [1] if task is jobs.four else [1, 1, 1, 2, "all"]
     sent = [
@@ -113,8 +124,22 @@ def go_through_faults(
     ]
     kills: list[Kill] = []
 
+    def left() -> set[str]:
+        return {each.id for each in sent} - {e["id"] for e in cluster.events(what="end", key=key)}
+
     def ended() -> int:
-        return len({e["id"] for e in cluster.events(what="end", key=key)})
+        return number - len(left())
+
+    quiet_since, unheard = time.monotonic(), set[str]()
+
+    def all_ran() -> bool | None:
+        nonlocal quiet_since, unheard
+        missing = left()
+        is_busy = jobs.app.backend.client.exists("four", "impatient_unacked_index")
+        if not may_lose or is_busy or missing != unheard:
+            quiet_since, unheard = time.monotonic(), missing
+        # For a second: what has just been popped is on its way.
+        return not missing or time.monotonic() > quiet_since + 1 or None
 
     faults = ["kill", "stop"] * max(1, number // 100)
     for count, fault in enumerate(faults):
@@ -129,10 +154,11 @@ def go_through_faults(
             os.killpg(worker.pid, signal.SIGSTOP)
             time.sleep(0.7)
             os.killpg(worker.pid, signal.SIGCONT)
-    cluster.wait(lambda: ended() == number or None, "all runs", number / 10 * PATIENCE)
-    runs = list(runs_of(cluster.events(key=key), kills))
+    cluster.wait(all_ran, "all runs", number / 10 * PATIENCE)
+    runs, missing = list(runs_of(cluster.events(key=key), kills)), left()
     judge(runs, task)
-    assert {e["id"] for e, _ in runs} == {each.id for each in sent}
+    assert len(missing) <= len(kills)
+    assert {e["id"] for e, _ in runs} == {each.id for each in sent} - missing
     for name in (f"{key}:fleet", *(f"{key}:vendor:{n}" for n in range(VENDORS))):
         cluster.wait_free(name)
 
