@@ -39,6 +39,14 @@ SLOTS = {"prefork": 3, "threads": 3, "gevent": 4, "eventlet": 4, "solo": 1}
 HARD = r"Hard time limit \(.*\) exceeded for \S+\[(\S+)\]"
 """What Celery logs of a task whose process it has ended."""
 ENDINGS = {"warm": signal.SIGTERM, "cold": signal.SIGQUIT}
+HANGS = re.compile(r"in write_frame\n.*in on_cold_shutdown\n.*in write_frame\n", re.DOTALL)
+"""The stack of a worker that stands still in a cold shutdown for good, without this plugin too.
+
+SIGQUIT came while it wrote to RabbitMQ. Celery's handler of the signal writes as well, and waits for
+the lock of py-amqp (5.4) that the interrupted call has.
+"""
+STACK = 10.0
+"""Seconds for a worker to write its stack."""
 
 
 class Trial:
@@ -142,7 +150,16 @@ class Trial:
         asked = time.monotonic()
         if self.row["end"] != "kill":
             os.kill(self.worker.pid, ENDINGS[self.row["end"]])
-            self.cluster.wait(lambda: not self.worker.running or None, "the end of the worker")
+            try:
+                self.cluster.wait(lambda: not self.worker.running or None, "the end of the worker")
+            except StageError:
+                # Whatever else does not end is a fault. This worker has acknowledged nothing since, so
+                # what its processes have sent again comes twice, and there is nothing to judge.
+                os.kill(self.worker.pid, signal.SIGUSR1)  # Celery writes its stack
+                self.cluster.wait(
+                    lambda: HANGS.search(self.worker.log_text()), "a known hang", STACK
+                )
+                pytest.skip("Celery hangs in its cold shutdown")
         self.worker.kill()
         return Stop(self.worker.name, asked, time.monotonic())
 
