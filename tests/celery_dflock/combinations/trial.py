@@ -182,13 +182,18 @@ class Trial:
                 {"id": id, "what": "done", "state": "FAILURE", "at": 0.0, "pid": 0} for id in hard
             ]
             now = History(self.row, history.sent, events + ended, {}, history.stop, history.slots)
-            # What it has received is not lost, or no longer; and each copy of it is looked at.
+            # What this worker has received, or was sent since it started, is not lost; and each copy of
+            # it is looked at.
             text = self.worker.log_text()
             received = Counter(re.findall(r"Task \S+\[(\S+)\] received", text))
             since = history.stop.gone if history.stop else 0
             done = Counter(e["id"] for e in events if e["what"] == "done" and e["at"] > since)
             done.update(re.findall(HARD, text))
-            ids = received if history.stop and now.was_cut_off else now.calls
+            ids = [
+                call.id
+                for call in now.calls.values()
+                if not now.was_cut_off or call.before > since or call.id in received
+            ]
             is_over = received <= done and all(now.over(id) is not None for id in ids)
             return now if is_over and not self._left() else None
 
