@@ -349,9 +349,8 @@ def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
     _on_signals(stopped)
     loop, wished = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, wished.set)
-    loop.create_task(
-        _reload_when(wished, settings, store)
-    )  # which the event keeps, and the loop that
+    # The loop keeps the event, and the event the task that waits for it.
+    loop.create_task(_reload_when(wished, settings, store))
     _hold_hangups(False)
     for warning in settings.warnings:
         logger.warning("%s", warning)

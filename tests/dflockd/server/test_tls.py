@@ -106,11 +106,7 @@ def test_a_client_is_told_why_its_certificate_is_refused(
     version: ssl.TLSVersion,
     face: str,
 ) -> None:
-    server = start_server(
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-        "--tls-client-ca", str(certificates / "ca.pem"),
-    )  # fmt: skip
+    server = start_server(*tls_flags(certificates), "--tls-client-ca", str(certificates / "ca.pem"))
     is_new = version is ssl.TLSVersion.TLSv1_3
     refused = [
         (None, None, "certificate required" if is_new else "handshake failure"),
@@ -131,11 +127,7 @@ def test_a_client_is_told_why_its_certificate_is_refused(
 def test_a_client_that_is_too_late_to_ask_is_told_why_as_well(
     start_server: StartServer, certificates: Path
 ) -> None:
-    server = start_server(
-        "--tls-cert", str(certificates / "server.pem"),
-        "--tls-key", str(certificates / "server.key"),
-        "--tls-client-ca", str(certificates / "ca.pem"),
-    )  # fmt: skip
+    server = start_server(*tls_flags(certificates), "--tls-client-ca", str(certificates / "ca.pem"))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     route = Route(Address("127.0.0.1", server.port), None, context)
     link = drive(dial(route, clock.now() + PATIENCE))
