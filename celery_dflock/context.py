@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from celery_dflock.limits import MAX_LIMIT, UNLIMITED, check_weight
 from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look, weight_of
 from celery_dflock.options import MAX_SECONDS
-from dflockd import client, errors
+from dflockd import client, clock, errors
 from dflockd.client.lock import Weight
 from dflockd.rates import RateLike, parse_rate
 
@@ -240,13 +239,13 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
 
     async def acquire(self) -> str | None:
         """Take the lock; see `Locks.acquire`."""
-        lock, started = self._lock, time.monotonic()
+        lock, started = self._lock, clock.now()
         lock.acquire_timeout_s = self.timeout
         try:
             is_granted = await lock.acquire()
         except errors.RemoteError as exc:
             raise LockUnavailableError(lock.key, with_remedy(exc)) from exc
-        self.waited = time.monotonic() - started
+        self.waited = clock.now() - started
         return None if is_granted else lock.key
 
     async def release(self) -> None:

@@ -15,7 +15,7 @@ from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.lock_key import LockKey
 from celery_dflock.look import Look
 from celery_dflock.worker.shutdown import shutdown
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.client.lock import LockBase, Maker
 from dflockd.rates import RateLike
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
@@ -194,7 +194,7 @@ class Locks(LocksBase[DistributedLock]):
             SupersededError: somebody newer has asked for the first.
             LockUnavailableError: a server could not be asked, or refused.
         """
-        started, waited = time.monotonic(), 0.0
+        started, waited = clock.now(), 0.0
         timeout = remaining = self.timeout
         for lock in self._locks[self._taken_up :] if self._taken_up else self._locks:
             lock.acquire_timeout_s = remaining
@@ -203,7 +203,7 @@ class Locks(LocksBase[DistributedLock]):
                 self.release()
                 return lock.key
             ticket = reserve = None
-            waited = time.monotonic() - started
+            waited = clock.now() - started
             if timeout is not None:
                 remaining = max(0.0, timeout - waited)
         self.waited += waited
@@ -290,7 +290,7 @@ class Locks(LocksBase[DistributedLock]):
     def _wait(
         self, lock: DistributedLock, ticket: str | None, reserve: ReserveFunction | None
     ) -> bool:
-        begun = time.monotonic()
+        begun = clock.now()
         # One round trip where the lock is free, as above. Where it is not, the position is there
         # first: nobody overtakes while the wait is reported.
         if lock.enqueue(ticket) == "acquired":
@@ -301,7 +301,7 @@ class Locks(LocksBase[DistributedLock]):
         if self._is_cluster:
             # In a cluster the lock looks for its server by itself, and has begun to before.
             return lock.wait(_left(lock.acquire_timeout_s, begun), reservation)
-        started = time.monotonic()
+        started = clock.now()
         try:
             return lock.wait(reservation=reservation)
         except _RESTARTS as exc:
@@ -315,14 +315,14 @@ class Locks(LocksBase[DistributedLock]):
 
         Whose position was lost with it queue up in the order in which they reach the next one.
         """
-        timeout, until = lock.acquire_timeout_s, time.monotonic() + RESTART_TIMEOUT
+        timeout, until = lock.acquire_timeout_s, clock.now() + RESTART_TIMEOUT
         for pause in chain(RESTART_PAUSES, repeat(RESTART_PAUSES[-1])):
             time.sleep(pause)
             lock.acquire_timeout_s = _left(timeout, started)
             try:
                 return lock.acquire()
             except _RESTARTS:
-                if lock.acquire_timeout_s == 0 or time.monotonic() >= until:
+                if lock.acquire_timeout_s == 0 or clock.now() >= until:
                     raise
         raise AssertionError("there is always another pause")
 
@@ -394,7 +394,7 @@ def try_once(
     Nobody can say so in the milliseconds in which a cluster hands its shard over: these are waited
     for. For the other arguments see `Locks.acquire`.
     """
-    until = time.monotonic() + HAND_OVER_TIMEOUT
+    until = clock.now() + HAND_OVER_TIMEOUT
     while True:
         reservation = reserve and reserve()
         try:
@@ -404,10 +404,10 @@ def try_once(
                 raise
             return False  # it is not free, and no position in its queue is either
         except errors.RecoveringError as exc:
-            if time.monotonic() + exc.retry_s > until:
+            if clock.now() + exc.retry_s > until:
                 raise
             time.sleep(exc.retry_s)
 
 
 def _left(timeout: float | None, started: float) -> float | None:
-    return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+    return None if timeout is None else max(0.0, timeout - (clock.now() - started))

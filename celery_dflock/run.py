@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,7 +35,7 @@ from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_acquired, lock_released
 from celery_dflock.unique.run import Carried, carried
 from celery_dflock.worker.shutdown import shutdown
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.client.lock import LockBase
 from dflockd.sync_client import DistributedLock, Reservation
 
@@ -157,9 +156,9 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
     handed, refusal = plan.hand_off, None
     try:
         if handed is not None:
-            started = time.monotonic()
+            started = clock.now()
             refusal = _go_on(plan, handed, locks)
-            locks.waited = handed.waited + time.monotonic() - started
+            locks.waited = handed.waited + clock.now() - started
         if refusal is None:
             refusal = _wait(plan, locks)
     except LockUnavailableError as error:

@@ -24,7 +24,7 @@ from pytest_celery import CeleryTestContainer, CeleryTestNode
 from pytest_docker_tools import container, fxtr, volume
 
 import dflockd
-from dflockd import admin
+from dflockd import admin, clock
 
 __all__ = [
     "DflockdContainer",
@@ -88,9 +88,9 @@ class DflockdNode(CeleryTestNode):
         Raises:
             TimeoutError: the lock was free for `timeout` seconds.
         """
-        ends = time.monotonic() + timeout
+        ends = clock.now() + timeout
         while not (holders := self.holders(key)):
-            if time.monotonic() > ends:
+            if clock.now() > ends:
                 raise TimeoutError(f"nobody has taken the lock {key!r} within {timeout:g} s")
             time.sleep(POLL)
         return holders[0]

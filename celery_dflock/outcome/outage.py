@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from dataclasses import dataclass
+
+from dflockd import clock
 
 QUIET = 10.0
 """Seconds from one line about a server to the next that says it is away: it may come and go."""
@@ -41,7 +42,7 @@ class Outages:
 
     def away(self, server: str, reason: str, tasks: int = 1) -> None:
         """A server could not be asked, and so many tasks were sent again because of that."""
-        now = time.monotonic()
+        now = clock.now()
         with self._mutex:
             outage = self.known.setdefault(server, _Outage(now))
             outage.count += tasks
@@ -69,7 +70,7 @@ class Outages:
 
     def over(self, server: str) -> None:
         """A server has answered."""
-        now = time.monotonic()
+        now = clock.now()
         with self._mutex:
             outage = self.known.pop(server, None)
             if outage is None or not outage.is_said:
@@ -84,7 +85,7 @@ class Outages:
 
     def _is_due(self, name: str, pause: float) -> bool:
         """Whether so many seconds have gone since the last line; then this is one."""
-        now, said_at = time.monotonic(), self._said_at.get(name)
+        now, said_at = clock.now(), self._said_at.get(name)
         if said_at is not None and now - said_at < pause:
             return False
         self._said_at[name] = now

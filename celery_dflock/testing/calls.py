@@ -19,6 +19,7 @@ from celery_dflock.options import MAX_SECONDS
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
+from dflockd import clock
 from dflockd.sync_client import DistributedLock
 
 LOOK_EVERY = 0.01
@@ -50,10 +51,10 @@ def supersede(call: Signature, timeout_s: float = 10) -> None:
     if not any(each.get("age") for each in newer.inspect()["holders"]):
         raise AssertionError(f"lock {newer.key!r} is held by nobody who could be superseded")
     newer.acquire_timeout_s = 0
-    until = time.monotonic() + timeout_s
+    until = clock.now() + timeout_s
     # A wait of one request would keep the interpreter from interrupting the body on this thread.
     while not newer.acquire():
-        if time.monotonic() > until:
+        if clock.now() > until:
             raise AssertionError(f"lock {newer.key!r} is still held after {timeout_s:g} s")
         time.sleep(LOOK_EVERY)
     newer.give_back()

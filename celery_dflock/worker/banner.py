@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,7 +15,7 @@ from celery_dflock.config import Settings, settings, with_remedy
 from celery_dflock.outcome.outage import outages
 from celery_dflock.worker.errands import at_once
 from celery_dflock.worker.spelling import ignored
-from dflockd import admin
+from dflockd import admin, clock
 from dflockd.errors import DflockdError
 
 PATIENCE = 2.0
@@ -58,7 +57,7 @@ def _lines(app: Celery) -> list[str]:
 
 def ask_all(app_settings: Settings) -> dict[str, tuple[bool, str]]:
     """Ask all servers of an app at once; return whether each answers, and what there is to say."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = clock.now() + PATIENCE
     names = list(map(str, app_settings.servers))
     if app_settings.is_cluster:
         members: list[str] = []

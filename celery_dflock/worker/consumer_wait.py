@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -47,7 +46,7 @@ from celery_dflock.worker.prefetch import Prefetch
 from celery_dflock.worker.shutdown import shutdown
 from celery_dflock.worker.slots import slots_of
 from celery_dflock.worker.waiter import Waiter
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock
 
@@ -84,7 +83,7 @@ class ConsumerWait:
         self._rounds = 0
         """How often that has changed; what was planned before is out of date."""
         self._since = 0.0
-        """When it has changed last; monotonic time."""
+        """When it has changed last, on `dflockd.clock`."""
         self._mutex = threading.Lock()
         """Guards the outcomes of waiters where there is no event loop."""
         self._waiters: dict[Waiter, None] = {}
@@ -468,13 +467,13 @@ class ConsumerWait:
     def _change(self, to: str) -> int:
         self._next = to
         self._rounds += 1
-        self._since = time.monotonic()
+        self._since = clock.now()
         return self._rounds
 
     @property
     def _lacks_process(self) -> bool:
         """Whether one has been waited for in vain for a while."""
-        return self._next == QUEUED and time.monotonic() - self._since >= IDLE_HOLDS
+        return self._next == QUEUED and clock.now() - self._since >= IDLE_HOLDS
 
     # The pool.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
+
+from dflockd import clock
 
 Job: TypeAlias = Callable[[], object]
 
@@ -54,11 +55,11 @@ def at_once(jobs: Sequence[Callable[[], None]], deadline: float) -> list[bool]:
 
     Args:
         jobs: raise nothing.
-        deadline: monotonic time.
+        deadline: on `dflockd.clock`.
     """
     threads = [threading.Thread(target=job, name="dflock-asking", daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - clock.now()))
     return [not thread.is_alive() for thread in threads]

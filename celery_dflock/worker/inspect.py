@@ -7,7 +7,6 @@ lock servers.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
 from celery_dflock.worker.errands import at_once
+from dflockd import clock
 from dflockd.admin import describe_pause
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
@@ -57,7 +57,7 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
     """Locks that the worker's tasks hold or wait for."""
     if not settings(state.app).enabled:
         return []
-    deadline = time.monotonic() + PATIENCE
+    deadline = clock.now() + PATIENCE
     wait = getattr(state.consumer, "dflock_wait", None)
     requests = [
         *state.tset(worker_state.active_requests),

@@ -14,6 +14,8 @@ from importlib import import_module
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeAlias
 
+from dflockd import clock
+
 SIGNAL = getattr(signal, "SIGURG", None)
 """Wakes the main thread. Celery uses it for nothing, and by default the system ignores it."""
 
@@ -150,8 +152,8 @@ class Interruptible:
         It could be taken back, but the interpreter would go on to look for it at each step, in every
         thread; and in CPython 3.11 a function that is traced or profiled would never begin.
         """
-        until = time.monotonic() + LONGEST_BIRTH
-        while time.monotonic() < until:
+        until = clock.now() + LONGEST_BIRTH
+        while clock.now() < until:
             pass
 
     def _throw(self) -> None:
@@ -223,8 +225,8 @@ def _await_births() -> None:
     """
     if sys.version_info >= (3, 12):
         return
-    until = time.monotonic() + LONGEST_BIRTH
-    while threading._limbo and time.monotonic() < until:  # type: ignore[attr-defined]
+    until = clock.now() + LONGEST_BIRTH
+    while threading._limbo and clock.now() < until:  # type: ignore[attr-defined]
         time.sleep(0.001)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
+from dflockd import clock
 from dflockd.sync_client import DistributedLock
 
 MARKS = 4096
@@ -87,8 +88,8 @@ class Shutdown:
 
         Not those of this very thread: they cannot go on before this returns.
         """
-        until = time.monotonic() + LAST_MOMENT
-        while self._is_awaited and time.monotonic() < until:
+        until = clock.now() + LAST_MOMENT
+        while self._is_awaited and clock.now() < until:
             time.sleep(LOOK)
 
     def after_fork(self) -> None:

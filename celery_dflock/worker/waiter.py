@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from celery_dflock.outcome.types import (
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.unique.run import Carried
 from celery_dflock.worker import unacknowledged
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.client.pending import PendingAcquire
 from dflockd.sync_client import DistributedLock, Reservation
 
@@ -94,7 +93,7 @@ class Waiter:
         header = Header.read(context)
         self.ticket = header.ticket
         # What was waited before counts, if the wait goes on.
-        self._here_since = time.monotonic()
+        self._here_since = clock.now()
         self._began = self._here_since - header.waited
         most = unacknowledged.limit(request.task.app)
         left = options.queue_timeout
@@ -170,7 +169,7 @@ class Waiter:
         """Seconds left to wait; ``None`` for no end."""
         if self.timeout is None or not (self.held or self.holds_nothing):
             return self.timeout
-        return max(0.0, self.timeout - (time.monotonic() - self._here_since))
+        return max(0.0, self.timeout - (clock.now() - self._here_since))
 
     def has_next(self) -> None:
         """It holds the lock that it has waited for, and waits for the next."""
@@ -212,12 +211,12 @@ class Waiter:
     @property
     def has_unique_to_prolong(self) -> bool:
         """Whether its lock of ``lock_unique`` could run out before this is looked at again."""
-        return self._unique is not None and time.monotonic() >= self._unique_due
+        return self._unique is not None and clock.now() >= self._unique_due
 
     def prolong_unique(self) -> None:
         """Have that lock last while this waits. Asks a server, so not for the consumer's own thread."""
         if self._unique is not None and not (self.is_in_pool or self.is_over):
-            self._unique_due = time.monotonic() + self._unique_ttl / 3
+            self._unique_due = clock.now() + self._unique_ttl / 3
             self._unique.prolong(self._unique_ttl)
 
     def hand_off(self, ticket: str | None, lent: tuple[tuple[str, str], ...]) -> HandOff:
@@ -251,4 +250,4 @@ class Waiter:
 
     @property
     def _waited(self) -> float:
-        return time.monotonic() - self._began
+        return clock.now() - self._began

@@ -146,7 +146,7 @@ class Connection:
         self.loop_reader: Any = None
         """What reads from it in the event loop that has used it last."""
         self.reader = ReplyReader()
-        self.is_tls = False
+        self.is_tls = route.tls is not None
         self._watchers: list[object] = []
         """Those that have registered the descriptor, or are closing it. Changed by single
         operations."""
@@ -154,10 +154,16 @@ class Connection:
         try:
             _making.append(me)
             self._sock = socket.socket(family, kind, protocol)
+            self._sock.setblocking(False)
+            if route.tls is not None:
+                # Now, while nobody watches it. This hands the descriptor to another object, which can
+                # fail in between for a socket that is connected.
+                self._sock = route.tls.wrap_socket(
+                    self._sock, server_hostname=route.address.host, do_handshake_on_connect=False
+                )
             CONNECTIONS.add(self)
         finally:
             _making.remove(me)
-        self._sock.setblocking(False)
 
     def __del__(self) -> None:
         """Close what its owner has forgotten."""
@@ -292,22 +298,13 @@ class Connection:
             raise OSError(code, os.strerror(code))
         if self._sock.family in (socket.AF_INET, socket.AF_INET6):
             _tune(self._sock)
-        if self.route.tls is not None:
-            yield from self._begin_tls(self.route.tls, until)
+        if self.is_tls:
+            yield from self._shake_hands(until)
 
-    def _begin_tls(self, context: ssl.SSLContext, until: float) -> Flow[None]:
-        me = threading.get_ident()
-        try:
-            _making.append(me)
-            sock = self._sock = context.wrap_socket(
-                self._sock, server_hostname=self.route.address.host, do_handshake_on_connect=False
-            )
-        finally:
-            _making.remove(me)
-        self.is_tls = True
+    def _shake_hands(self, until: float) -> Flow[None]:
         while True:
             try:
-                sock.do_handshake()
+                cast(ssl.SSLSocket, self._sock).do_handshake()
                 return
             except ssl.SSLWantReadError:
                 writes = False

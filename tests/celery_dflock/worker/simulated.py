@@ -449,7 +449,7 @@ def world(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumer_wait, "Waiter", SimulatedWaiter)
         patch.setattr(consumer_wait, "HANDED", "dflock_handed")
-        clock = SimpleNamespace(monotonic=lambda: there.clock.now)
+        clock = SimpleNamespace(now=lambda: there.clock.now)
         quiet = SimpleNamespace(
             has_room=True, attach=lambda: None, raise_for=lambda _: None, lower_for=lambda _: None
         )
@@ -458,7 +458,7 @@ def world(
         state.reset_state()
         there = World.__new__(World)
         there.clock = Clock()
-        patch.setattr(consumer_wait, "time", clock)
+        patch.setattr(consumer_wait, "clock", clock)
         there.__init__(slots, limits, rates or [None], are_celerys, inbox)  # type: ignore[misc]
         tell = Pending.tell
 

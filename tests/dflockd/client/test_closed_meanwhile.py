@@ -10,18 +10,21 @@ import asyncio
 import contextlib
 import os
 import queue
+import select
 import socket
+import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from dflockd import clock
+from dflockd import clock, errors
 from dflockd.address import Address
-from dflockd.client import aio, blocking
-from dflockd.client.connection import Connection, Route, Watcher
-from dflockd.client.flow import Flow, Ready
+from dflockd.client import aio, blocking, connection
+from dflockd.client.connection import Connection, Route, Watcher, dial
+from dflockd.client.flow import Flow, Pause, Ready
 from dflockd.client.pool import Pool
 from dflockd.client.reactor import Reactor
 from tests.dflockd.raw_server import PATIENCE, eventually
@@ -169,3 +172,32 @@ def test_one_whose_watcher_is_gone(watched: Connected) -> None:
     assert watched.watch(Gone())
     watched.close()
     assert not is_open(number)
+
+
+def test_a_server_that_goes_before_tls_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor of a connection is its own from the first to the last: nothing takes it over."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reset(sock: socket.socket) -> None:
+            accepted, _ = listener.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+            ended = select.poll()
+            ended.register(sock, 0)
+            assert ended.poll(PATIENCE * 1000)
+
+        def dialling() -> Flow[None]:
+            route = Route(Address(*listener.getsockname()), None, ssl.create_default_context())
+            try:
+                yield from dial(route, clock.now() + PATIENCE)
+            except errors.UnreachableError as exc:
+                outcomes.put(exc)
+            yield Pause(0.0)
+            outcomes.put("it goes on")
+
+        # What a client does last before TLS.
+        monkeypatch.setattr(connection, "_tune", reset)
+        outcomes: queue.Queue[Any] = queue.Queue()
+        Reactor(Pool()).run(dialling())
+        assert isinstance(outcomes.get(timeout=PATIENCE), errors.UnreachableError)
+        assert outcomes.get(timeout=PATIENCE) == "it goes on"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
 
 import pytest
 
+from dflockd import clock
 from dflockd.server import Server, slices
 from dflockd.server.handling import FEW
 from dflockd.server.session import READ_AHEAD
@@ -35,7 +35,7 @@ def fill(server: Server, keys: int, now: float | None = None) -> None:
     peer = server.table.connect()
     for number in range(keys):
         request = Acquire(Space.LOCK, b"key:%d" % number, 1, 0, 60)
-        server.table.handle(peer, request, time.monotonic() if now is None else now)
+        server.table.handle(peer, request, clock.now() if now is None else now)
 
 
 def replies(transport: FullTransport) -> list[bytes]:
@@ -173,7 +173,6 @@ async def test_reports_are_made_in_steps_between_the_requests_of_others(server: 
 
 
 @pytest.mark.usefixtures("no_time")
-@pytest.mark.usefixtures("no_time")
 async def test_a_drain_waits_for_a_report(server: Server) -> None:
     fill(server, 100)
     transport = connect(server, 1 << 30)
@@ -200,7 +199,7 @@ async def test_many_replies_are_sent_in_steps(server: Server) -> None:
 async def test_what_is_due_takes_effect_in_steps() -> None:
     server = make_server(Limits(max_locks=10_000))
     give_time(server.slices, -1.0)
-    fill(server, 4 * STEP, time.monotonic() - 3600)
+    fill(server, 4 * STEP, clock.now() - 3600)
     left = [len(server.table)]
     server._due()
     while left[-1]:

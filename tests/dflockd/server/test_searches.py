@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import json
 import signal
-import time
 from itertools import pairwise
 
 import pytest
 
+from dflockd import clock
 from dflockd.server import Server
 from dflockd.table import Entry, Limits
 from dflockd.wire import Acquire, Enqueue, Space
@@ -23,7 +23,7 @@ def fill(server: Server, keys: int) -> None:
     peer = server.table.connect()
     for number in range(keys):
         request = Acquire(Space.LOCK, b"key:%d" % number, 1, 0, 60)
-        server.table.handle(peer, request, time.monotonic())
+        server.table.handle(peer, request, clock.now())
 
 
 FIND = b"find\n_\nkey\n"
@@ -159,7 +159,7 @@ async def test_others_are_served_between_the_steps(asked: bytes) -> None:
     fill(server, 1000)
     for _ in range(1000):
         queued = Enqueue(Space.LOCK, b"key:0", 1, 60)
-        server.table.handle(server.table.connect(), queued, time.monotonic())
+        server.table.handle(server.table.connect(), queued, clock.now())
     asker, other = connect(server, 1 << 20), connect(server, 1 << 20)
     asker.session.data_received(asked)
     pings = 0
