@@ -448,6 +448,8 @@ def reason(exc: BaseException) -> str:
         return "no answer in time"
     if isinstance(exc, ssl.SSLError) and exc.reason and (said := _alert(exc.reason)):
         return f"the server ended TLS and says: {said[1].replace('_', ' ').lower()}"
+    if isinstance(exc, OSError) and exc.errno == errno.ENOTCONN:  # before TLS began
+        return "the server closed the connection"
     return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
 
 

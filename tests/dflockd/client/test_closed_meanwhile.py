@@ -199,5 +199,7 @@ def test_a_server_that_goes_before_tls_begins(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(connection, "_tune", reset)
         outcomes: queue.Queue[Any] = queue.Queue()
         Reactor(Pool()).run(dialling())
-        assert isinstance(outcomes.get(timeout=PATIENCE), errors.UnreachableError)
+        error = outcomes.get(timeout=PATIENCE)
+        assert isinstance(error, errors.UnreachableError)
+        assert str(error).endswith("cannot be reached: the server closed the connection")
         assert outcomes.get(timeout=PATIENCE) == "it goes on"
