@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -145,7 +144,7 @@ class Calls:
     def __call__(self, lock: Any) -> None:
         with self._called:
             self.locks.append(lock)
-            self.times.append(time.monotonic())
+            self.times.append(clock.now())
             self._called.notify_all()
 
     async def first(self) -> float:
@@ -193,9 +192,9 @@ def in_this_thread(here: Callable[P, T], elsewhere: Callable[P, T]) -> Callable[
 
 async def until(what: Callable[[], bool]) -> None:
     """Wait until `what` is true."""
-    end = time.monotonic() + PATIENCE
+    end = clock.now() + PATIENCE
     while not what():
-        assert time.monotonic() < end, "waited in vain"
+        assert clock.now() < end, "waited in vain"
         await asyncio.sleep(0.005)
 
 

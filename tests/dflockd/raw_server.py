@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import psutil
 
+from dflockd import clock
 from tests import forkserver
 
 PATIENCE = 30.0
@@ -186,7 +187,7 @@ StartServer = Callable[..., ServerProcess]
 
 def eventually(what: Callable[[], bool]) -> None:
     """Wait until `what` is true."""
-    end = time.monotonic() + PATIENCE
+    end = clock.now() + PATIENCE
     while not what():
-        assert time.monotonic() < end, "waited in vain"
+        assert clock.now() < end, "waited in vain"
         time.sleep(0.005)

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from kombu import Connection
 from redis import Redis as RedisClient
 
 from celery_dflock import Skipped
-from dflockd import admin
+from dflockd import admin, clock
 from examples.demo.stage import LockServer, Redis, StageError
 from tests.celery_dflock import jobs
 from tests.celery_dflock.combinations.judge import History, Sent, Stop
@@ -142,12 +141,12 @@ class Trial:
             kwargs["seconds"] = jobs.LONG
         elif number == 2:
             kwargs["then"] = "raise once" if self.row["retries"] else "raise"
-        before = time.monotonic()
+        before = clock.now()
         id = self.task.apply_async((), kwargs, **options).id
-        return Sent(id, kwargs, before, time.monotonic())
+        return Sent(id, kwargs, before, clock.now())
 
     def _end(self) -> Stop:
-        asked = time.monotonic()
+        asked = clock.now()
         if self.row["end"] != "kill":
             os.kill(self.worker.pid, ENDINGS[self.row["end"]])
             try:
@@ -161,7 +160,7 @@ class Trial:
                 )
                 pytest.skip("Celery hangs in its cold shutdown")
         self.worker.kill()
-        return Stop(self.worker.name, asked, time.monotonic())
+        return Stop(self.worker.name, asked, clock.now())
 
     def _restore(self) -> None:
         """Have Redis deliver again what the worker has left, as it does when that is visible again."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from celery import Task
 
+from dflockd import clock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import mixed
 
@@ -135,12 +136,12 @@ def tasks_of(mixture: Mixture) -> list[tuple[Task, list[str]]]:
 def run(mixture: Mixture, queue: str, record: Path) -> str:
     """Send the tasks of a mixture and wait for them; say how it stands still, if it does."""
     tasks = tasks_of(mixture)
-    deadline = time.monotonic() + BOUND
+    deadline = clock.now() + BOUND
     left = {
         task.apply_async((keys, SECONDS), queue=queue).id: f"{task.name}({', '.join(keys)})"
         for task, keys in tasks
     }
-    while time.monotonic() < deadline:
+    while clock.now() < deadline:
         for event in mixed.history(record, "end"):
             left.pop(event["id"], None)
         if not left:

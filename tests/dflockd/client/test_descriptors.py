@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dflockd import clock
 from dflockd.client import reactor
 from dflockd.sync_client import DistributedLock
 from tests.dflockd.client_support import Script
@@ -58,9 +59,9 @@ def test_nobody_is_lost(server: ServerProcess) -> None:
         queued: set[int] = set()
         served: list[int] = []
         ended: set[int] = set()
-        until = time.monotonic() + 60
+        until = clock.now() + 60
         while len(served) < WAITERS:
-            assert time.monotonic() < until, (len(queued), len(served), len(ended))
+            assert clock.now() < until, (len(queued), len(served), len(ended))
             word, number, *rest = consumer.line().split(" ", 3)
             if word == "queued":
                 queued.add(int(number))
@@ -99,14 +100,14 @@ def test_the_thread_that_renews_begins_once_there_are_some(
     begun = reactor.Reactor(reactor.Pool())
     called: list[int] = []
     begun.call(lambda: called.append(1))
-    until = time.monotonic() + 10
+    until = clock.now() + 10
     while not called:
-        assert time.monotonic() < until
+        assert clock.now() < until
         time.sleep(0.01)
     begun.call(begun.forget_after_fork)  # there it can be told no more
     pipe = begun._pipe
     assert pipe is not None
     while not begun._is_closed:
-        assert time.monotonic() < until
+        assert clock.now() < until
         time.sleep(0.01)
     pipe.close()
