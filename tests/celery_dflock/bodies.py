@@ -12,7 +12,6 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 
 from celery_dflock import LockLostError, current_lock, dflock
-from dflockd import clock
 from tests.celery_dflock.record import note
 
 SHORT = 3
@@ -130,17 +129,17 @@ def _fork(self: Task) -> None:
 
 def _spin(_: Task) -> None:
     """Three seconds of Python code that never waits for anything."""
-    until = clock.now() + 3
-    while clock.now() < until:
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
         pass
 
 
 def _be_busy(self: Task) -> str:
     """Compute for longer than a short lease, and let others do so every now and then."""
-    until = clock.now() + 1.2 * SHORT
-    while clock.now() < until:
-        pause = clock.now() + 0.02
-        while clock.now() < pause:
+    until = time.monotonic() + 1.2 * SHORT
+    while time.monotonic() < until:
+        pause = time.monotonic() + 0.02
+        while time.monotonic() < pause:
             pass
         time.sleep(0.001)  # gevent runs what else is ready at 0, and looks at no timer
     return str(self.request.id)

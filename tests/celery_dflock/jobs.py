@@ -32,7 +32,6 @@ from celery_dflock.signals import (
     task_skipped,
     task_superseded,
 )
-from dflockd import clock
 from tests.celery_dflock.bodies import ASIDE as ASIDE
 from tests.celery_dflock.bodies import LONG, SHORT, body, body_of_call, limited_body, weighed_body
 from tests.celery_dflock.record import note
@@ -424,7 +423,7 @@ def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
 @lock_acquired.connect
 def remember_acquired(request: Any, **_: Any) -> None:
     """For the note of the start, which may come much later on a busy machine."""
-    request.acquired_at = clock.now()
+    request.acquired_at = time.monotonic()
 
 
 @task_requeued.connect

@@ -17,7 +17,6 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_dflock import LockedTask, dflock
-from dflockd import clock
 from tests.celery_dflock.history import Span, most_at_once
 
 BROKER = "MIXED_BROKER_URL"
@@ -52,7 +51,7 @@ def note(task: Task, what: str, holds: Sequence[str], limit: int = 1) -> None:
         "parent": os.getppid(),
         "redelivered": bool((request.delivery_info or {}).get("redelivered")),
     }
-    event = {"what": what, "at": clock.now(), **about, "holds": holds, "limit": limit}
+    event = {"what": what, "at": time.monotonic(), **about, "holds": holds, "limit": limit}
     line = json.dumps(event) + "\n"
     file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ from celery import Task
 from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 
-from dflockd import clock
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
@@ -215,6 +215,6 @@ class Waiter:
         try:
             if not self._is_granted:
                 self.lock.wait()
-            self.granted_at = clock.now()
+            self.granted_at = time.monotonic()
         except BaseException as exc:
             self._error = exc

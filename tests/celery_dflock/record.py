@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from celery import Task
-
-from dflockd import clock
 
 RECORD = "JOBS_RECORD"
 """The environment variable that tells a worker where to write."""
@@ -23,7 +22,7 @@ def note(what: str, task: Task, **more: Any) -> None:
     request = task.request
     event = {
         "what": what,
-        "at": clock.now(),
+        "at": time.monotonic(),
         "id": request.id,
         "task": task.name,
         "worker": (request.hostname or "").partition("@")[0],

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -144,7 +145,7 @@ class Calls:
     def __call__(self, lock: Any) -> None:
         with self._called:
             self.locks.append(lock)
-            self.times.append(clock.now())
+            self.times.append(time.monotonic())
             self._called.notify_all()
 
     async def first(self) -> float:
@@ -192,9 +193,9 @@ def in_this_thread(here: Callable[P, T], elsewhere: Callable[P, T]) -> Callable[
 
 async def until(what: Callable[[], bool]) -> None:
     """Wait until `what` is true."""
-    end = clock.now() + PATIENCE
+    end = time.monotonic() + PATIENCE
     while not what():
-        assert clock.now() < end, "waited in vain"
+        assert time.monotonic() < end, "waited in vain"
         await asyncio.sleep(0.005)
 
 

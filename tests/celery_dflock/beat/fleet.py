@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 import psutil
 
-from dflockd import admin, clock
+from dflockd import admin
 from examples.demo.stage import LockServer, Process, wait_until
 from tests.celery_dflock.beat import scheduled
 
@@ -141,7 +141,7 @@ class Fleet:
             os.kill(leader.pid, signal.SIGSTOP)
             process = psutil.Process(leader.pid)
             self.wait(lambda: process.status() == psutil.STATUS_STOPPED or None, "it to stop")
-            now = clock.now()
+            now = time.monotonic()
             idles = [e for e in self.events("idles") if e["pid"] == leader.pid]
             if idles and now < idles[-1]["at"] + idles[-1]["seconds"]:
                 return leader
@@ -183,7 +183,7 @@ class Fleet:
 
     def wait_sent(self, number: int, after: float | None = None, by: Beat | None = None) -> None:
         """Wait until so many have been sent, from now on."""
-        start = clock.now() if after is None else after
+        start = time.monotonic() if after is None else after
 
         def probe() -> bool | None:
             sent = [e for e in self.sent(start) if by is None or e["pid"] == by.pid]

@@ -16,7 +16,6 @@ from celery.schedules import crontab
 from celery.signals import after_task_publish, beat_init, before_task_publish
 
 from celery_dflock import LockedTask, SingletonTask
-from dflockd import clock
 
 FIRING = "dflock_firing"
 """The header of firings. Written out, for beats of an older release load this module too."""
@@ -57,7 +56,7 @@ app.conf.update(
 
 def note(what: str, **more: Any) -> None:
     """Add a line of JSON, in one write."""
-    event = {"what": what, "at": clock.now(), "wall": time.time(), "pid": os.getpid(), **more}
+    event = {"what": what, "at": time.monotonic(), "wall": time.time(), "pid": os.getpid(), **more}
     file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, (json.dumps(event) + "\n").encode())

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
@@ -14,7 +15,6 @@ from statistics import median
 
 import pytest
 
-from dflockd import clock
 from examples.demo.stage import ROOT, LockServer, Redis, Worker
 from tests.celery_dflock.beat import scheduled
 from tests.celery_dflock.beat.fleet import APP, LEADS, Beat, Event, Fleet
@@ -53,12 +53,12 @@ def fleet(
 
 def kill_leaders(fleet: Fleet, times: int) -> list[float]:
     """Kill the leader so many times; return how long nobody led."""
-    start, took = clock.now(), []
+    start, took = time.monotonic(), []
     for number in range(times):
         fleet.wait_sent(1)
         # At another time of the second each, and so also while a firing is under way.
-        pause = clock.now() + 0.93 + 0.01 * number
-        fleet.wait(lambda pause=pause: clock.now() > pause or None, "the moment")
+        pause = time.monotonic() + 0.93 + 0.01 * number
+        fleet.wait(lambda pause=pause: time.monotonic() > pause or None, "the moment")
         old = fleet.wait_leader()
         new, seconds = fleet.fail_over(kill)
         took.append(seconds)
@@ -92,7 +92,7 @@ def test_a_killed_leader(fleet: Fleet) -> None:
 @pytest.mark.parametrize("fleet", ["redbeat"], indirect=True)
 def test_a_firing_that_was_written_down_and_not_sent(fleet: Fleet, tmp_path: Path) -> None:
     """RedBeat writes when an entry has last run before it sends it."""
-    start = clock.now()
+    start = time.monotonic()
     fleet.wait_sent(1, start)
     old = fleet.wait_leader()
 
@@ -135,7 +135,7 @@ def test_a_firing_that_was_written_down_when_the_lease_ended(
         env[scheduled.STORE] = f"file:{tmp_path / 'runs'}"
     prefix = f"{tmp_path.name}:"
     with Fleet(tmp_path, redis_url, lock_server, size=1, prefix=prefix, **env) as fleet:
-        start = clock.now()
+        start = time.monotonic()
         fleet.wait_sent(1, start)
         beat = fleet.wait_leader()
         (tmp_path / "stop").touch()
@@ -196,15 +196,15 @@ def test_beat_of_a_worker(tmp_path: Path, redis_url: str, lock_server: LockServe
             beat.stop()
             worker.wait_log(LEADS)
             fleet.restart(beat)
-        start = clock.now()
+        start = time.monotonic()
         fleet.wait_sent(1, start)
         sent = fleet.sent(start)
         assert {event["pid"] for event in sent}.isdisjoint({beat.pid})
 
         # Billiard takes 30 seconds to end a process that has a result which nobody reads any more.
         worker.wait_log(f"Task second[{sent[0]['id']}] succeeded")
-        pause = clock.now() + 0.3
-        fleet.wait(lambda: clock.now() > pause or None, "the worker to idle")
+        pause = time.monotonic() + 0.3
+        fleet.wait(lambda: time.monotonic() > pause or None, "the worker to idle")
         os.kill(worker.pid, signal.SIGTERM)
         beat.wait_log(LEADS)
         fleet.wait(lambda: not worker.running or None, "the end of the worker")

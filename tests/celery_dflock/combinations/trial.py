@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from kombu import Connection
 from redis import Redis as RedisClient
 
 from celery_dflock import Skipped
-from dflockd import admin, clock
+from dflockd import admin
 from examples.demo.stage import LockServer, Redis, StageError
 from tests.celery_dflock import jobs
 from tests.celery_dflock.combinations.judge import History, Sent, Stop
@@ -141,12 +142,12 @@ class Trial:
             kwargs["seconds"] = jobs.LONG
         elif number == 2:
             kwargs["then"] = "raise once" if self.row["retries"] else "raise"
-        before = clock.now()
+        before = time.monotonic()
         id = self.task.apply_async((), kwargs, **options).id
-        return Sent(id, kwargs, before, clock.now())
+        return Sent(id, kwargs, before, time.monotonic())
 
     def _end(self) -> Stop:
-        asked = clock.now()
+        asked = time.monotonic()
         if self.row["end"] != "kill":
             os.kill(self.worker.pid, ENDINGS[self.row["end"]])
             try:
@@ -160,7 +161,7 @@ class Trial:
                 )
                 pytest.skip("Celery hangs in its cold shutdown")
         self.worker.kill()
-        return Stop(self.worker.name, asked, clock.now())
+        return Stop(self.worker.name, asked, time.monotonic())
 
     def _restore(self) -> None:
         """Have Redis deliver again what the worker has left, as it does when that is visible again."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from dflockd import clock
 from examples.demo.stage import LockServer, wait_until
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE
@@ -36,7 +36,7 @@ def back_in(server: LockServer, seconds: float) -> Iterator[list[float]]:
     back: list[float] = []
 
     def start() -> None:
-        back.append(clock.now())
+        back.append(time.monotonic())
         server.start()
 
     timer = threading.Timer(seconds, start)

@@ -19,7 +19,6 @@ import pytest
 from celery import Task
 
 from celery_dflock import Lock, LockedTask
-from dflockd import clock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.bodies import LONG
@@ -131,16 +130,16 @@ def go_through_faults(
     def ended() -> int:
         return number - len(left())
 
-    quiet_since, unheard = clock.now(), set[str]()
+    quiet_since, unheard = time.monotonic(), set[str]()
 
     def all_ran() -> bool | None:
         nonlocal quiet_since, unheard
         missing = left()
         is_busy = jobs.app.backend.client.exists("four", "impatient_unacked_index")
         if not may_lose or is_busy or missing != unheard:
-            quiet_since, unheard = clock.now(), missing
+            quiet_since, unheard = time.monotonic(), missing
         # For a second: what has just been popped is on its way.
-        return not missing or clock.now() > quiet_since + 1 or None
+        return not missing or time.monotonic() > quiet_since + 1 or None
 
     faults = ["kill", "stop"] * max(1, number // 100)
     for count, fault in enumerate(faults):
@@ -148,7 +147,7 @@ def go_through_faults(
         cluster.wait(lambda due=due: ended() >= due or None, f"{due} runs", 5 * PATIENCE)
         worker = two[dice.randrange(2)]
         if fault == "kill":
-            kills.append(Kill(clock.now(), worker.name))
+            kills.append(Kill(time.monotonic(), worker.name))
             worker.kill()
             worker.start()
         else:  # for less than a lease: what it holds stays its own

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from celery import Task
 
-from dflockd import clock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import mixed
 
@@ -136,12 +135,12 @@ def tasks_of(mixture: Mixture) -> list[tuple[Task, list[str]]]:
 def run(mixture: Mixture, queue: str, record: Path) -> str:
     """Send the tasks of a mixture and wait for them; say how it stands still, if it does."""
     tasks = tasks_of(mixture)
-    deadline = clock.now() + BOUND
+    deadline = time.monotonic() + BOUND
     left = {
         task.apply_async((keys, SECONDS), queue=queue).id: f"{task.name}({', '.join(keys)})"
         for task, keys in tasks
     }
-    while clock.now() < deadline:
+    while time.monotonic() < deadline:
         for event in mixed.history(record, "end"):
             left.pop(event["id"], None)
         if not left:

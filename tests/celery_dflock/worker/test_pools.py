@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
 from celery_dflock.worker.interrupt import Interruptible
-from dflockd import clock
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock import jobs
 from tests.celery_dflock.outcome.table.expected import check, find
@@ -156,7 +156,7 @@ def test_a_dozen_waiting_greenlets_move_on(cluster: Cluster, green: Side, key: s
     with cluster.lock(key, green.server):
         sent = [cluster.send(jobs.patient, key, queue=green.name) for _ in range(number)]
         cluster.wait_waiters(key, number, green.server)
-        asked_at = clock.now()
+        asked_at = time.monotonic()
         os.kill(worker.pid, signal.SIGTERM)
         cluster.wait_waiters(key, 0, green.server)
         cluster.wait(lambda: not worker.running or None, "the end of the worker", ENDED)

@@ -10,6 +10,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,7 +21,6 @@ from celery.result import AsyncResult
 
 from celery_dflock.outcome.requeue import LEAST_PAUSE
 from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
-from dflockd import clock
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
@@ -68,7 +68,7 @@ def test_waiters_move_on_and_that_is_no_conflict(
             ]
             cluster.wait_waiters(key, len(sent))
 
-            asked_at = clock.now()
+            asked_at = time.monotonic()
             worker.stop(PATIENCE)
 
             cluster.wait_waiters(key, 0)
@@ -108,7 +108,7 @@ def test_a_holder_finishes(cluster: Cluster, gate: Path, key: str) -> None:
             worker.wait_log("Warm shutdown")
         others = [running.enter_context(Waiter(cluster.lock(each))) for each in keys]
         leases_are_over = begun + 1.5 * jobs.short.lock_ttl
-        cluster.wait(lambda: clock.now() > leases_are_over or None, "the leases")
+        cluster.wait(lambda: time.monotonic() > leases_are_over or None, "the leases")
         assert not any(other.granted for other in others)
         gate.touch()
         for other, each in zip(others, sent, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from celery import Task
 from celery.result import AsyncResult
 
-from dflockd import clock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
@@ -62,8 +62,8 @@ def wait_told(cluster: Cluster, server: LockServer, key: str) -> None:
 
 
 def let_pass(cluster: Cluster, seconds: float) -> None:
-    until = clock.now() + seconds
-    cluster.wait(lambda: clock.now() > until or None, f"{seconds} s")
+    until = time.monotonic() + seconds
+    cluster.wait(lambda: time.monotonic() > until or None, f"{seconds} s")
 
 
 def finish(

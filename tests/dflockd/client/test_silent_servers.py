@@ -314,10 +314,10 @@ def test_a_look_up_that_hangs_holds_up_nobody_else(
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     away = sync_client.DistributedLock("k", 0, servers=[f"hangs.example:{port}"])
     try:
-        began = clock.now()
+        began = time.monotonic()
         with pytest.raises(errors.UnreachableError, match="no answer in time"):
             away.acquire()
-        assert clock.now() - began < 30, "as long as its resolver"
+        assert time.monotonic() - began < 30, "as long as its resolver"
         # The reactor looks names up as well: behind one that hangs it would wait.
         answers: queue.SimpleQueue[object] = queue.SimpleQueue()
         for host in ("hangs.example", "other.example"):

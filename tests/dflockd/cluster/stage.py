@@ -24,7 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from dflockd import clock
 from dflockd.cluster.parameters import ClusterParameters
 from dflockd.shards import (
     NUM_SHARDS,
@@ -343,7 +342,7 @@ class ClusterStage:
         Returns:
             The connection, and the answer; nothing and an empty one if there was none.
         """
-        until = clock.now() + timeout
+        until = time.monotonic() + timeout
         server = self.any
         while True:
             client, line = None, ""
@@ -353,7 +352,7 @@ class ClusterStage:
             status, *fields = line.split() or [""]
             if status == "error_moved":
                 server = self.at(fields[2])
-            elif status not in NOT_READY or clock.now() > until:
+            elif status not in NOT_READY or time.monotonic() > until:
                 return client, line
             else:
                 time.sleep(0.01)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 
 import pytest
 
-from dflockd import clock
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
 from tests.dflockd.server.server_support import queue_up, stats, takes_seconds, waiters
 
@@ -130,9 +130,9 @@ def test_orphans_wait_for_their_owner_after_a_reset_only(start_server: StartServ
         getattr(holder, end)()
         eventually(lambda: stats(watcher)["connections"] == 1)
         assert len(stats(watcher)["locks"]) == orphaned
-    begun = clock.now()
+    begun = time.monotonic()
     token = granted(watcher.ask("l", "k", 10))
-    assert clock.now() - begun > 0.5
+    assert time.monotonic() - begun > 0.5
     assert watcher.ask("r", "k", token) == "ok"
 
     holder = server.connect()

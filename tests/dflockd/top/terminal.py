@@ -9,10 +9,10 @@ import re
 import select
 import struct
 import termios
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from dflockd import clock
 from examples.demo.stage import ROOT, WAIT
 from tests import forkserver
 
@@ -87,9 +87,9 @@ class Terminal:
 
     def wait(self, probe: Callable[[list[str]], T | None], what: str) -> T:
         """Wait until the screen is as wanted; what `probe` then returns."""
-        until = clock.now() + WAIT
+        until = time.monotonic() + WAIT
         while not (found := probe(self.screen)):
-            assert clock.now() < until, f"no {what} within {WAIT:g} s on {self.screen}"
+            assert time.monotonic() < until, f"no {what} within {WAIT:g} s on {self.screen}"
             assert self.process.poll() is None, f"it ended: {self.output.decode()}"
             self._read()
         return found
@@ -104,9 +104,9 @@ class Terminal:
 
     def wait_end(self) -> int:
         """Wait for the end of the process; its exit status."""
-        until = clock.now() + WAIT
+        until = time.monotonic() + WAIT
         while self.process.poll() is None:
-            assert clock.now() < until, f"it goes on: {self.screen}"
+            assert time.monotonic() < until, f"it goes on: {self.screen}"
             self._read()
         while self._read():
             pass

@@ -16,7 +16,6 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 
-from dflockd import clock
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
@@ -148,8 +147,8 @@ class Side:
     def wait_worker_end(self) -> bool:
         """Whether the worker ends in time; it is killed if it does not."""
         assert self.worker is not None
-        deadline = clock.now() + ENDED
-        while self.worker.running and clock.now() < deadline:
+        deadline = time.monotonic() + ENDED
+        while self.worker.running and time.monotonic() < deadline:
             time.sleep(0.01)
         in_time = not self.worker.running
         self.worker.kill()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from dflockd import clock
 from examples.demo.stage import StageError
 from tests.celery_dflock import jobs
 from tests.celery_dflock.outcome.table.side import SOFT, Finding, Run, Side
@@ -58,7 +57,7 @@ def exits(side: Side) -> Finding:
         return Finding("ends the caller")
     with side.running(then="exit") as run:
         run.gate.touch()
-        seconds = run.freed(clock.now())
+        seconds = run.freed(time.monotonic())
         return Finding(run.fate(), seconds)
 
 
@@ -82,7 +81,7 @@ def limited(option: str) -> Trial:
 def terminated(side: Side) -> Finding:
     seconds = 2 if side.pool in DEAF else jobs.LONG
     with side.running(seconds=seconds, gated=False) as run:
-        revoked_at = clock.now()
+        revoked_at = time.monotonic()
         side.revoke(run.id, terminate=True)
         seconds = run.freed(revoked_at)
         end = run.ended()
@@ -94,7 +93,7 @@ def terminated(side: Side) -> Finding:
 def revoked_waiting(terminate: bool) -> Trial:
     def trial(side: Side) -> Finding:
         with side.waiting() as run:
-            revoked_at = clock.now()
+            revoked_at = time.monotonic()
             side.revoke(run.id, terminate)
             leaves = terminate and side.pool not in DEAF
             seconds = _left(run, revoked_at, 0, PATIENCE if leaves else 2.0)
@@ -109,9 +108,9 @@ def revoked_waiting(terminate: bool) -> Trial:
 
 def _left(run: Run, since: float, number: int, patience: float) -> float | None:
     """Seconds from then until so many are left who wait, if it comes to that."""
-    while clock.now() < since + patience:
+    while time.monotonic() < since + patience:
         if waiters(run.side.server, run.key) == number:
-            return clock.now() - since
+            return time.monotonic() - since
         time.sleep(0.001)
     return None
 
@@ -144,7 +143,7 @@ def leaving(ask: Ending) -> Trial:
 
     def trial(side: Side) -> Finding:
         with side.waiting() as run:
-            asked_at = clock.now()
+            asked_at = time.monotonic()
             ask(side)
             seconds = _left(run, asked_at, 0, _hearing(side))
             in_time = seconds is not None and side.wait_worker_end()
@@ -192,7 +191,7 @@ def cold(*signals: int, after: float = 0.0) -> Trial:
             for number in signals[:-1]:
                 os.kill(side.worker.pid, number)
                 side.worker.wait_log("Warm shutdown")
-            asked_at = clock.now()
+            asked_at = time.monotonic()
             os.kill(side.worker.pid, signals[-1])
             seconds = run.freed(asked_at + after)
             end = run.ended()
@@ -210,7 +209,7 @@ def child_killed(side: Side) -> Finding:
         if run.start["pid"] == side.worker.pid:
             side.stop()
             return Finding("no child")
-        killed_at = clock.now()
+        killed_at = time.monotonic()
         os.kill(run.start["pid"], signal.SIGKILL)
         seconds = run.freed(killed_at)
         return Finding(run.fate(), seconds)
@@ -219,7 +218,7 @@ def child_killed(side: Side) -> Finding:
 def worker_killed(side: Side) -> Finding:
     with side.running(seconds=jobs.LONG, gated=False) as run:
         assert side.worker is not None
-        killed_at = clock.now()
+        killed_at = time.monotonic()
         os.kill(side.worker.pid, signal.SIGKILL)
         seconds = run.freed(killed_at)
         return Finding(_with_worker(run), seconds)
@@ -258,7 +257,7 @@ def superseded(**body: Any) -> Trial:
     def trial(side: Side) -> Finding:
         with side.running("latest", **body, gated=False) as run:
             newer = side.newer(run.key)
-            asked_at = clock.now()
+            asked_at = time.monotonic()
             assert newer.enqueue() == "queued"
             seconds = run.freed(asked_at)
             newer.release()
