@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_dflock.cli import dflock
+from dflockd.clock import now
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, RateLimit, Reservation
 from examples.demo.stage import ROOT, LockServer
 from tests import forkserver
@@ -103,7 +103,7 @@ def test_status_of_a_server_that_grants_nothing_yet(run: Run, tmp_path: Path) ->
     flags = ("--state-dir", str(tmp_path / "state"))
     with LockServer(tmp_path, *flags):
         pass
-    rewrite(tmp_path / "state", recovers_until=time.monotonic() + 60)
+    rewrite(tmp_path / "state", recovers_until=now() + 60)  # by the clock of the server
     with LockServer(tmp_path, *flags, name="again") as again:
         done = run("status", servers=again.address)
     assert done.exit_code == 1

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
         eventlet.monkey_patch()
 
-from dflockd import client, clock, errors, sync_client
+from dflockd import client, errors, sync_client
 from tests.dflockd.client.scenario_table import PATIENCE, TABLE, Scenario
 from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
 
@@ -94,9 +94,9 @@ def play(scenario: Scenario) -> list[Any]:
 
 def _call(stage: _Play, word: str, about: list[Any]) -> Any:
     if word.startswith("comes"):
-        end = clock.now() + PATIENCE
+        end = time.monotonic() + PATIENCE
         while not stage.has_come(word, *about):
-            assert clock.now() < end, f"{word} {about}: it is {stage.lock.state}"
+            assert time.monotonic() < end, f"{word} {about}: it is {stage.lock.state}"
             time.sleep(0.005)
         return None
     if word == "with":
@@ -127,9 +127,9 @@ async def play_async(scenario: Scenario) -> list[Any]:
 
 async def _call_async(stage: _Play, word: str, about: list[Any]) -> Any:
     if word.startswith("comes"):
-        end = clock.now() + PATIENCE
+        end = time.monotonic() + PATIENCE
         while not stage.has_come(word, *about):
-            assert clock.now() < end, f"{word} {about}: it is {stage.lock.state}"
+            assert time.monotonic() < end, f"{word} {about}: it is {stage.lock.state}"
             await asyncio.sleep(0.005)
         return None
     if word == "with":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflockd import client as async_client
-from dflockd import clock, errors, sync_client
+from dflockd import errors, sync_client
 from tests import effort
 from tests.dflockd.client_support import Client, is_free, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess, eventually
@@ -258,8 +258,8 @@ def test_a_storm_of_threads(server: ServerProcess, key: str, seconds: float) -> 
 
     def work() -> None:
         order = random.Random(next(seeds))
-        end = clock.now() + seconds
-        while clock.now() < end and not storm.failed:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not storm.failed:
             name, call = order.choice(storm.calls)
             try:
                 call()
@@ -299,11 +299,11 @@ async def test_a_storm_of_tasks(server: ServerProcess, key: str, seconds: float)
     servers = [("127.0.0.1", server.port)]
     storm = Storm(async_client.DistributedLock(key, 0.02, servers=servers))
     rival = async_client.DistributedLock(key, 0.02, servers=servers)
-    end = clock.now() + seconds
+    end = time.monotonic() + seconds
 
     async def work(seed: int) -> None:
         order = random.Random(seed)
-        while clock.now() < end and not storm.failed:
+        while time.monotonic() < end and not storm.failed:
             name, call = order.choice(storm.calls)
             try:
                 result = call()
@@ -314,7 +314,7 @@ async def test_a_storm_of_tasks(server: ServerProcess, key: str, seconds: float)
             await asyncio.sleep(0)
 
     async def compete() -> None:
-        while clock.now() < end:
+        while time.monotonic() < end:
             if await rival.acquire():
                 await asyncio.sleep(0.002)
                 await rival.release()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import pytest
 
-from dflockd import clock
 from examples.demo.stage import wait_until
 from tests.dflockd.cluster.stage import WAIT, ClusterServer, ClusterStage, FewShards
 from tests.dflockd.raw_server import PATIENCE, RawClient, granted
@@ -48,7 +48,7 @@ class Holder:
 
     def _after(self, seconds: float = LEASE) -> tuple[float, float]:
         """A time, and how long this process will have been served then: that is later."""
-        return clock.now() + seconds, self.pace.seconds + seconds
+        return time.monotonic() + seconds, self.pace.seconds + seconds
 
     def lease_ends(self, times: tuple[float, float] | None = None) -> None:
         self.deadline, self._served_until = times or self._after()
@@ -85,7 +85,7 @@ class Holder:
 
     def try_to_keep(self) -> str:
         """Renew; nothing must have come in between."""
-        asked_at = clock.now()
+        asked_at = time.monotonic()
         status = self.renew()
         if status == "error":
             assert asked_at >= self.deadline, f"{self.key} was lost"
@@ -139,8 +139,8 @@ def asks_until_it_is_granted(client: RawClient, key: str) -> str:
 
 def asks_until_it_is_refused(client: RawClient, key: str) -> float:
     """Return when a lock was last asked for that was granted; ``-inf`` if none was."""
-    granted_at, until = -math.inf, clock.now() + PATIENCE
-    while (asked_at := clock.now()) < until:
+    granted_at, until = -math.inf, time.monotonic() + PATIENCE
+    while (asked_at := time.monotonic()) < until:
         line = client.ask("l", key, f"0 {LEASE}")
         if not line.startswith("ok"):
             assert line.startswith("error_recovering"), line
