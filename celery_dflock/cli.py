@@ -16,12 +16,12 @@ import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know 
 from celery_dflock import finding
 from celery_dflock.config import Settings, settings, with_remedy
 from dflockd import admin
-from dflockd.admin import describe_pause, printable
+from dflockd.admin import describe_limit, describe_pause, printable
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock
 
-SELDOM = ("group", "superseded_by", "rate", "paused")
+SELDOM = ("changed_limit", "group", "superseded_by", "rate", "paused")
 """What a server says of few locks, and an older one of none."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -204,7 +204,7 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
     stats = admin.stats(server, **app_settings.credentials())
     for kind in ("locks", "semaphores"):
         for entry in stats[kind]:
-            if kind == "locks" and entry.get("limit", 1) == 1 and not entry.get("paused"):
+            if kind == "locks" and "limit" not in entry and not entry.get("paused"):
                 fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
                 row = {"server": server, **{field: entry[field] for field in fields}}
                 yield {**row, **_seldom(entry)}
@@ -405,7 +405,8 @@ def _name(row: dict[str, Any]) -> str:
 
 def _more(row: dict[str, Any]) -> str:
     group, newer = row.get("group"), row.get("superseded_by")
-    more = f", group {printable(group)}" if group else ""
+    more = f", {describe_limit(row['changed_limit'])}" if row.get("changed_limit") else ""
+    more += f", group {printable(group)}" if group else ""
     more += f", weight {row['weight']}" if row.get("weight") else ""
     more += f", superseded by {printable(newer)}" if newer else ""
     more += f", {describe_rate(row['rate'])}" if row.get("rate") else ""

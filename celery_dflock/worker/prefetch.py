@@ -41,6 +41,7 @@ class Prefetch:
         self._thread = threading.get_ident()
         self._celery = self._told = consumer.initial_prefetch_count
         self._waiting = set()
+        _read_what_was_asked_for(consumer.task_consumer.channel)
         # What Celery tells is what it counts itself; ours is added on the way.
         self._tell, qos.callback = qos.callback, self._add_ours
 
@@ -140,6 +141,18 @@ class Prefetch:
         limit = getattr(self._consumer.qos, "max_prefetch", None)  # worker_eta_task_limit, in 5.6
         ceiling = PREFETCH_COUNT_MAX if limit is None else min(limit, PREFETCH_COUNT_MAX)
         return max(self._celery, min(self._celery + ours, ceiling))
+
+
+def _read_what_was_asked_for(channel: Any) -> None:
+    """Read the message that Redis pops for this worker, though the count was lowered meanwhile.
+
+    A worker asks for one message ahead (``BRPOP``), and cannot take that back. With no room for the
+    answer kombu leaves it in the socket, for as long as the tasks run that take up the room. Nobody
+    else can have it, and nothing says that it is there: if the worker is killed, it is lost.
+    """
+    if hasattr(channel, "_in_poll"):
+        has_room = channel.qos.can_consume
+        channel.qos.can_consume = lambda: has_room() or bool(channel._in_poll)
 
 
 def _is_static(consumer: Consumer) -> bool:

@@ -87,9 +87,10 @@ def stats(
 
     Returns:
         ``connections``, ``locks`` (each with ``key``, ``label``, ``held_s``, ``waiters`` and more; of
-        one with another limit than 1 also ``limit`` and ``holders``) and, of published clients,
-        ``semaphores`` (``key``, ``limit``, ``holders``, ``waiters``). A server lists some thousands of
-        keys and counts the rest as ``omitted``.
+        one with another limit or several holders also ``limit`` and ``holders``, and while the first
+        is from before a change of the limit ``changed_limit``: ``is``, ``was``, ``since_s``) and, of
+        published clients, ``semaphores`` (``key``, ``limit``, ``holders``, ``waiters``). A server lists
+        some thousands of keys and counts the rest as ``omitted``.
 
     Raises:
         InvalidArgumentError: the server or the token is malformed.
@@ -183,6 +184,11 @@ def describe_pause(paused: Mapping[str, Any]) -> str:
     left = "" if paused["left_s"] is None else f", {duration(paused['left_s'])} left"
     reason = f": {printable(paused['reason'])}" if paused["reason"] else ""
     return f"paused{by} for {duration(paused['paused_s'])}{left}{reason}"
+
+
+def describe_limit(changed: Mapping[str, Any]) -> str:
+    """Return what a server says of a limit that has changed in a few words."""
+    return f"limit {changed['is']} (was {changed['was']}, since {duration(changed['since_s'])})"
 
 
 def ping(

@@ -18,17 +18,14 @@ Event = dict[str, Any]
 
 
 def note(what: str, task: Task, **more: Any) -> None:
+    """Add a line about the run of a task in the calling process, now."""
+    worker = (task.request.hostname or "").partition("@")[0]
+    add(what, task.request.id, task=task.name, worker=worker, **more)
+
+
+def add(what: str, task_id: str, **more: Any) -> None:
     """Add a line about the calling process, now; one write, so that lines never mix."""
-    request = task.request
-    event = {
-        "what": what,
-        "at": time.monotonic(),
-        "id": request.id,
-        "task": task.name,
-        "worker": (request.hostname or "").partition("@")[0],
-        "pid": os.getpid(),
-        **more,
-    }
+    event = {"what": what, "at": time.monotonic(), "id": task_id, "pid": os.getpid(), **more}
     file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, (json.dumps(event, default=str) + "\n").encode())

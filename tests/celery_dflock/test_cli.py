@@ -296,6 +296,19 @@ def test_release_asks_and_lets_the_next_in(run: Run, server: LockServer) -> None
     server.wait_log("evicts the holder of 'stuck'")
 
 
+def test_a_limit_that_has_changed(run: Run, server: LockServer) -> None:
+    """All older holders are listed, if only one may hold it by now as well."""
+
+    def holder(limit: int) -> DistributedSemaphore:
+        return DistributedSemaphore("resized", limit, 0, servers=[server.address], label="h")
+
+    with holder(2), holder(2):
+        assert run("locks").stdout.count("resized  h  held") == 2
+        assert not holder(1).acquire()
+        said = run("locks").stdout
+    assert re.findall(r"resized  h(.*)  held", said) == [", limit 1 (was 2, since 0 s)"] * 2
+
+
 def test_pause_and_resume(run: Run, server: LockServer) -> None:
     holder = DistributedLock("vendor:7", servers=[server.address], label="the holder")
     assert holder.acquire()

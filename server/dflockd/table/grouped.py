@@ -247,6 +247,7 @@ class GroupedQueue(Queue[W]):
         self.away, self.pending, self.processes = before.away, before.pending, before.processes
         self.gap, self.last, self.listener = before.gap, before.last, before.listener
         self.rate, self.places, self.pause = before.rate, before.places, before.pause
+        self.resized = before.resized
         lane = self._lane(None)
         lane.line, lane.returned, lane.rated = before.line, before.returned, before.rated
         lane.rows, lane.called = before.rows, before.called

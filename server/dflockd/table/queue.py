@@ -35,6 +35,7 @@ class Queue(Lines[W]):
         "places",
         "processes",
         "rate",
+        "resized",
         "told",
     )
 
@@ -66,6 +67,8 @@ class Queue(Lines[W]):
         """Seconds from a grant to the next, on average of the last few; negative before the first."""
         self.last = 0.0
         """When somebody here was last granted a slot."""
+        self.resized = -1.0
+        """When the limit of the key has changed last; negative if it has not, as far as is known."""
 
     def __len__(self) -> int:
         rated = 0 if self.rated is None else self.rated.length

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, final
 
 from dflockd.table.pauses import NEVER
 from dflockd.table.rates import KeyRate
-from dflockd.table.state import Entry, Hold, Partition, Waiter
+from dflockd.table.state import UNKNOWN, Entry, Hold, Partition, Waiter
 from dflockd.wire import ALL, UNLIMITED, Space
 
 STEP: Final = 16
@@ -105,6 +105,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
     said = {
         "key": key.decode(),
         "limit": limit(entry) if entry is not None else None,
+        **(changed_limit(entry, now) if entry is not None else {}),
         **used(entry),
         "rate": rate(known, now),
         "pace_s": pace(entry, now) if entry is not None else None,
@@ -132,6 +133,7 @@ def _is_semaphore(entry: Entry) -> bool:
 def _lock(entry: Entry, now: float) -> dict[str, object]:
     # Without a holder while it is paused, or grants are withheld from those who wait.
     hold = next(iter(entry.holds.values()), None)
+    are_several = entry.limit != 1 or len(entry.holds) > 1  # the latter if the limit was more
     return {
         "key": entry.key.decode(),
         "owner_conn_id": hold.peer.id if hold and hold.peer else 0,
@@ -139,7 +141,8 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         "held_s": round(now - hold.since, 3) if hold else 0.0,
         "lease_expires_in_s": round(hold.deadline - now, 3) if hold else 0.0,
         "waiters": len(entry.waiters or ()),
-        **({"limit": entry.limit, "holders": len(entry.holds)} if entry.limit != 1 else {}),
+        **({"limit": entry.limit, "holders": len(entry.holds)} if are_several else {}),
+        **changed_limit(entry, now),
         **used(entry),
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
@@ -233,6 +236,20 @@ def newer(hold: Hold) -> dict[str, object]:
 def limit(entry: Entry) -> int | None:
     """Return how many may hold a key at once, if that has a bound and is known."""
     return None if entry.limit in (0, UNLIMITED) else entry.limit
+
+
+def changed_limit(entry: Entry, now: float) -> dict[str, object]:
+    """Return what the limit was when the first holder was granted, and when it has changed last.
+
+    Nothing once all holders are of the time since, or if that is not known.
+    """
+    hold, queue = next(iter(entry.holds.values()), None), entry.waiters
+    if hold is None or queue is None or queue.resized < 0.0 or hold.limit == entry.limit:
+        return {}
+    if limit(entry) is None or hold.limit in (UNKNOWN, UNLIMITED):
+        return {}
+    since_s = round(now - queue.resized, 3)
+    return {"changed_limit": {"is": entry.limit, "was": hold.limit, "since_s": since_s}}
 
 
 def used(entry: Entry | None) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -80,6 +81,25 @@ def test_descriptors_used_up(cluster: Cluster, key: str) -> None:
         for each in sent:
             assert each.get(timeout=60) == each.id
     assert sorted(started(cluster, key)) == sorted(ids(sent))
+
+
+def test_a_worker_reads_what_it_has_asked_for_when_its_last_slot_is_taken(
+    cluster: Cluster, key: str, gate: Path
+) -> None:
+    """Redis has popped it for that worker: nobody else has it, and a kill would cost it."""
+    asks_rarely = {jobs.MORE: json.dumps({"broker_transport_options": {"polling_interval": 60}})}
+    with cluster.ready("asking", concurrency=1, env=asks_rarely) as worker:
+        with cluster.lock(key):
+            first = cluster.send(jobs.parked_late, key, gate=str(gate), queue=worker.name)
+            cluster.wait_waiters(key, 1)
+        cluster.wait_event("start", first)
+        second, third = (cluster.send(jobs.plain, key, queue=worker.name) for _ in range(2))
+        worker.wait_log(f"{second.id}] received")
+        # That was one beyond what it has room for, and it asks for no other.
+        assert jobs.app.backend.client.llen(worker.name) == 1
+        assert not cluster.events(id=second.id)
+        gate.touch()
+        assert third.get(timeout=PATIENCE) == third.id
 
 
 def test_a_slow_receiver_costs_nobody_his_lock(cluster: Cluster, key: str) -> None:

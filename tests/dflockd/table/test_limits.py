@@ -324,3 +324,15 @@ def test_people_see_how_many_may_hold_a_lock_and_the_semaphores_of_published_cli
     shown = {row["key"]: (row.get("limit"), row.get("holders")) for row in stats["locks"]}
     assert shown == {"one": (None, None), "k": (3, 1)}
     assert stats["semaphores"] == [{"key": "k", "limit": 2, "holders": 1, "waiters": 0}]
+
+
+def test_people_see_that_it_has_changed_while_an_older_holder_is_there(table: LockTable) -> None:
+    peers = [table.connect() for _ in range(3)]
+    for number, (limit, group) in enumerate([(2, None), (3, None), (3, FairGroup(b"g"))]):
+        asked = Acquire(LOCK, b"k", limit, 0, 60, group=group)
+        table.handle(peers[number], asked, float(number))
+    [lock] = json.loads(table.handle(peers[0], Stats(), 9.0)[0][1].json)["locks"]
+    for report in (lock, inspected(table, peers[0], b"k", 9.0)):
+        assert report["changed_limit"] == {"is": 3, "was": 2, "since_s": 8.0}
+    table.disconnect(peers[0], 9.0, clean=True)
+    assert "changed_limit" not in inspected(table, peers[1], b"k", 9.0)
