@@ -114,6 +114,33 @@ ROOMS = {
             f"dflockd/server/test_{n}.py" for n in ("requests", "auth", "limits", "draining")
         ),
     ),
+    "scheduler": Room(
+        "dflockd",
+        ("server/slices.py",),
+        tuple(f"dflockd/server/test_{n}.py" for n in ("slices", "fair_session", "searches")),
+        then=("dflockd/server/test_stalls.py", "stalls/test_*.py"),
+    ),
+    "storage": Room(
+        "dflockd",
+        ("storage/*",),
+        tuple(
+            f"dflockd/storage/test_{name}.py"
+            for name in (
+                "directory",
+                "journal",
+                "reading",
+                "records",
+                "syncing",
+                "flips",
+                "interleaving",
+                "power_cuts",
+                "power_rules",
+                "rates",
+                "refused_directory",
+            )
+        ),
+        then=tuple(f"dflockd/storage/test_{n}.py" for n in ("failing_disks", "recovery", "pauses")),
+    ),
     "shards": Room(
         "dflockd",
         tuple(

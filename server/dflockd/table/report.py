@@ -176,8 +176,7 @@ def holder(hold: Hold, now: float) -> dict[str, object]:
 
 def _age(item: Hold | Waiter) -> dict[str, object]:
     """Return the age of a run that has one."""
-    age = item.owner.age if item.owner is not None else 0
-    return {"age": age} if age else {}
+    return {"age": item.age} if item.age else {}
 
 
 def waiter(item: Waiter, now: float) -> dict[str, object]:
@@ -222,11 +221,10 @@ def pause(entry: Entry, now: float) -> dict[str, object] | None:
 
 def newer(hold: Hold) -> dict[str, object]:
     """Return by whom a holder was asked to stop; nothing of one that takes no part in that."""
-    age = hold.owner.age if hold.owner is not None else 0
-    if not age:
+    if not hold.age:
         return {}
     newest = hold.entry.partition.newest.get(hold.entry.key)
-    is_newest = newest is None or newest.age <= age
+    is_newest = newest is None or newest.age <= hold.age
     return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
 
 

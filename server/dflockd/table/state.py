@@ -238,6 +238,11 @@ class Hold(Timed):
         return self.fence not in self.entry.holds
 
     @property
+    def age(self) -> int:
+        """The age of who holds it; 0 without."""
+        return 0 if self.owner is None else self.owner.age
+
+    @property
     def is_sole(self) -> bool:
         """Whether it was granted as the only one: all that were granted before had ended then."""
         return self.limit == 1

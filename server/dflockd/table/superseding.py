@@ -94,18 +94,13 @@ def oust_more(slots: Slots, entry: Entry, now: float, effects: list[Effect]) -> 
 
 def newest_there(slots: Slots, entry: Entry) -> Newest | None:
     """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
-    best: Hold | Waiter | None = None
-    most = 0
     # One alone holds a lock of which ages count, and each waiter is as old as the newest was.
     items: list[Hold | Waiter] = list(itertools.islice(entry.holds.values(), STEP))
     items.extend(itertools.islice(entry.aged or (), STEP))
-    for item in items:
-        age = item.owner.age if item.owner is not None else 0
-        if age > most:
-            best, most = item, age
-    if best is None:
+    best = max(items, key=lambda item: item.age, default=None)
+    if best is None or not best.age:
         return None
-    remember(slots, entry.partition, NewestRecord(entry.key, most, best.label))
+    remember(slots, entry.partition, NewestRecord(entry.key, best.age, best.label))
     return entry.partition.newest[entry.key]
 
 

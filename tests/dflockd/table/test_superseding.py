@@ -315,6 +315,16 @@ def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
     assert reply == Superseded(7, b"task-7")
 
 
+def test_who_is_away_is_known_when_the_newest_is_forgotten(table: LockTable) -> None:
+    take(table, 1)
+    newest = run(table, 3)
+    asked = Acquire(LOCK, b"k", 1, 0, 30, reserve=Reserve(5000, 5000))
+    assert isinstance(ask(table, newest, asked), TimedOut)
+    table.newest.drop(table._partition.newest)
+    reply = ask(table, run(table, 2), Acquire(LOCK, b"k", 1, 60, 30))
+    assert reply == Superseded(3, b"task-3")
+
+
 def test_a_journal_hears_of_who_comes_and_of_who_goes_by_that(table: LockTable) -> None:
     keys, group = NewestKeys(2), table._partition
     [first] = keys.note(group.newest, NewestRecord(b"a", 1, b""))
