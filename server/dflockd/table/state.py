@@ -257,7 +257,7 @@ class Hold(Timed):
     def group(self) -> bytes:
         """To which group its holder belongs; nothing if to none."""
         queue = self.entry.waiters
-        return b"" if queue is None or not queue.is_grouped else queue.group_of(self.fence)
+        return b"" if queue is None else queue.group_of(self.fence)
 
     @property
     def weight(self) -> int:
