@@ -186,14 +186,13 @@ def told(match: Match, now: float) -> dict[str, object]:
         "holder": None if hold is None else report.holder(hold, now),
         "waiter": None,
         "position": match.position,
+        "rate": report.rate(entry.rate, now),
         "pace_s": report.pace(entry, now),
         "paused": report.pause(entry, now),
     }
-    rate = entry.waiters.rate if entry.waiters is not None else None
-    said["rate"] = report.rate(rate, now)
     if isinstance(item, Waiter):
         said["waiter"] = report.waiter(item, now)
-        said["rate_wait_s"] = report.rate_wait(rate, match.position, now)
+        said["rate_wait_s"] = report.rate_wait(entry.rate, match.position, now)
     elif item is not None:
         said["holder"] = report.holder(item, now)
     return said

@@ -104,11 +104,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
     waiters = (entry.waiters or ()) if entry is not None else ()
     said = {
         "key": key.decode(),
-        "limit": limit(entry) if entry is not None else None,
-        **used(entry),
-        "rate": rate(known, now),
-        "pace_s": pace(entry, now) if entry is not None else None,
-        "paused": pause(entry, now) if entry is not None else None,
+        **of_key(entry, known, now),
     }
     # In one piece: by the next step another waiter may be the first.
     first = list(itertools.islice(holds, MAX_LISTED))
@@ -116,6 +112,17 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
     omitted = len(holds) - len(first) + len(waiters) - len(queue)
     lists: dict[str, _Listed] = {"holders": (iter(first), holder), "waiters": (iter(queue), waiter)}
     return Listing(said, lists, omitted)
+
+
+def of_key(entry: Entry | None, known: KeyRate | None, now: float) -> dict[str, object]:
+    """Return what there is to say of a key as a whole, also of a free one; times in seconds."""
+    return {
+        "limit": limit(entry) if entry is not None else None,
+        **used(entry),
+        "rate": rate(known, now),
+        "pace_s": pace(entry, now) if entry is not None else None,
+        "paused": pause(entry, now) if entry is not None else None,
+    }
 
 
 def _there(entries: list[Entry], *, semaphores: bool) -> Iterator[Entry]:
@@ -143,7 +150,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         **used(entry),
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
-        **({"rate": known} if (known := rate_of(entry, now)) is not None else {}),
+        **({"rate": known} if (known := rate(entry.rate, now)) is not None else {}),
         **({"paused": paused} if (paused := pause(entry, now)) is not None else {}),
     }
 
@@ -272,11 +279,6 @@ def rate_wait(known: KeyRate | None, position: int, now: float) -> float | None:
     rounds, more = divmod(position - 1, known.runs)
     at = known.next(now, more)
     return None if at is None else round(max(0.0, at - now) + rounds * known.window, 3)
-
-
-def rate_of(entry: Entry, now: float) -> dict[str, object] | None:
-    """Return the same of a key that is held or waited for."""
-    return None if entry.waiters is None else rate(entry.waiters.rate, now)
 
 
 def lease(hold: Hold) -> object:

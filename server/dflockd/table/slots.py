@@ -146,8 +146,8 @@ class Slots:
             return
         self.size += 1
         entry.partition.spaces[entry.space][entry.key] = entry
-        if entry.waiters is not None and entry.waiters.rate is not None:
-            self.rates.use(entry.waiters.rate)
+        if entry.rate is not None:
+            self.rates.use(entry.rate)
 
     # Holds.
 
@@ -207,9 +207,9 @@ class Slots:
 
     def give_place_back(self, hold: Hold) -> None:
         """Note that a run will not begin, if it has not."""
-        queue = hold.entry.waiters
-        if queue is not None and queue.rate is not None:
-            self.rates.give_back(queue.rate, hold.fence)
+        rate = hold.entry.rate
+        if rate is not None:
+            self.rates.give_back(rate, hold.fence)
 
     def note(self, hold: Hold) -> None:
         """Have a change of a hold kept."""

@@ -12,7 +12,7 @@ from dflockd.table.line import ClientProcess, Position, ReservedPosition
 from dflockd.table.newest import Newest
 from dflockd.table.pauses import KeyPause
 from dflockd.table.queue import Queue
-from dflockd.table.rates import PackedRates, RateBlock, RateBook
+from dflockd.table.rates import KeyRate, PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
 
@@ -163,6 +163,11 @@ class Entry:
         return None if self.waiters is None else self.waiters.pause
 
     @property
+    def rate(self) -> KeyRate | None:
+        """How many of its runs may begin in a while, if they may not at any time."""
+        return None if self.waiters is None else self.waiters.rate
+
+    @property
     def is_used(self) -> bool:
         """Whether there is anything to say of it."""
         return bool(self.holds or self.waiters or self.pause)
@@ -250,8 +255,8 @@ class Hold(Timed):
     @property
     def is_pending(self) -> bool:
         """Whether its run has yet to begin, and counts then."""
-        queue = self.entry.waiters
-        return queue is not None and queue.rate is not None and self.fence in queue.rate.pending
+        rate = self.entry.rate
+        return rate is not None and self.fence in rate.pending
 
     @property
     def group(self) -> bytes:
