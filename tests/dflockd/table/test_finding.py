@@ -135,12 +135,14 @@ def test_a_lock_with_a_limit_has_all_its_holders(stage: Stage) -> None:
 
 def test_all_are_counted_and_the_first_are_told(stage: Stage) -> None:
     stage.ask("holder", "k", 0)
-    for number in range(MOST_FOUND + 50):
-        stage.ask(f"task[{number}]", "k", 500 - number)
+    many = MOST_FOUND + 50
+    for number in range(many):
+        since = number * 7 % many  # in no order
+        stage.ask(f"task[{since}]", "k", since)
     found = stage.find("task[", now=600)
-    assert found["matched"] == MOST_FOUND + 50
-    assert len(found["found"]) == MOST_FOUND
-    assert found["found"][0]["waiter"]["label"] == f"task[{MOST_FOUND + 49}]"
+    assert found["matched"] == many
+    labels = [row["waiter"]["label"] for row in found["found"]]
+    assert labels == [f"task[{since}]" for since in range(MOST_FOUND)]
 
 
 def test_the_pace_is_that_of_the_last_grants(stage: Stage) -> None:
