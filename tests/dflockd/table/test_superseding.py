@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dflockd.table import Effect, Limits, LockTable, NewestRecord, Peer, TokenIssuer
+from dflockd.table.limits import STEP
 from dflockd.table.newest import NewestKeys
 from dflockd.wire import (
     Acquire,
@@ -302,6 +303,17 @@ def test_of_several_holders_none_is_the_newest(table: LockTable) -> None:
     assert waiter.waiting is not None
     assert table._partition.newest[b"k"].age == 2
     assert not newer.peer.enqueued
+
+
+def test_all_that_are_older_are_sent_away_however_many(table: LockTable) -> None:
+    take(table, 1)
+    older = [wait(table, 1, attempt) for attempt in range(1, 2 * STEP + 2)]
+    wait(table, 2)
+    sent = heard()
+    while table.backlog:
+        sent += table.advance(0.0)
+    answer = Superseded(2, b"task-2")
+    assert sent == [(peer.id, answer) for peer in older]
 
 
 def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
