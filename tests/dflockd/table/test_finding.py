@@ -19,7 +19,9 @@ from dflockd.wire import (
     Rate,
     Release,
     Renew,
+    Report,
     Space,
+    Stats,
     Wait,
 )
 from dflockd.wire.notes import is_note
@@ -182,6 +184,11 @@ def test_when_a_rate_lets_each_of_them_begin(stage: Stage) -> None:
     assert stage.find("k", 13.1)["found"][0]["rate"]["pending"] == 1
     stage.ask("without", "other")
     assert stage.find("without", 13.1)["found"][0]["rate"] is None
+    [(_, reply)] = stage.table.handle(stage.table.connect(), Stats(), 13.1)
+    assert isinstance(reply, Report)
+    shown = {row["key"]: row.get("rate", "nothing") for row in json.loads(reply.json)["locks"]}
+    assert shown["other"] == "nothing"
+    assert shown["k"]["pending"] == 1
 
 
 def test_what_ends_while_it_is_looked_for(stage: Stage) -> None:
