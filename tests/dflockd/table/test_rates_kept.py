@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import rates, report
-from dflockd.table.rates import PackedRates, RateRecord
+from dflockd.table.rates import PACKED_BYTES, PackedRates, RateRecord
 from dflockd.wire import Granted, How, Rate, Release, Renew, Status
 from tests.dflockd.table.rates_support import (
     LEASE,
@@ -168,3 +168,18 @@ def test_rates_that_rest_together_go_with_their_shard(monkeypatch: pytest.Monkey
     site.table, _ = move(site.table, site.now, 700.0, 2)  # type: ignore[arg-type]
     site.now = 700.0
     assert looks(site) == SHOWN
+
+
+def test_what_rests_together_is_no_larger_than_what_is_written_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "MOST_OPEN", 1)
+    for number in range(60):
+        key = b"%d" % number
+        for _ in range(1 + number % 30):
+            peer, token = site.begin(Rate(30, 60_000), key=key)
+            site.ask(peer, Release(LOCK, key, token))
+    packs = set(site.table._partition.rates.packed.values())
+    assert max(len(pack.names) for pack in packs) > 4
+    sizes = [sum(map(len, pack.names)) + 8 * len(pack.numbers) for pack in packs]
+    assert PACKED_BYTES / 2 < max(sizes) <= PACKED_BYTES
