@@ -230,9 +230,8 @@ def newer(hold: Hold) -> dict[str, object]:
     """Return by whom a holder was asked to stop; nothing of one that takes no part in that."""
     if not hold.age:
         return {}
-    newest = hold.entry.partition.newest.get(hold.entry.key)
-    is_newest = newest is None or newest.age <= hold.age
-    return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
+    by = hold.entry.partition.newer_than(hold.entry.key, hold.age)
+    return {"superseded_by": "" if by is None else by.label.decode()}
 
 
 def limit(entry: Entry) -> int | None:

@@ -170,7 +170,7 @@ class Requests:
             partition = self.locate(key)
             older: Refusal | None = None
             if space == Space.LOCK and isinstance(partition, Partition):
-                older = superseding.outdated(partition, key, asked.age)
+                older = partition.newer_than(key, asked.age)
             return older or Status.NOT_ENQUEUED
         hold = waiter.hold
         if hold is not None:

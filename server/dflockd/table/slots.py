@@ -431,14 +431,6 @@ class Slots:
         waiter.entry.queue().listener = waiter.peer.waiting = None
         waiter.state = GONE
 
-    @staticmethod
-    def newer_than(waiter: Waiter) -> Superseded | None:
-        """Return what to tell somebody who has an age, if a newer one has come."""
-        newest = waiter.entry.partition.newest.get(waiter.entry.key)
-        if newest is None or not 0 < waiter.age < newest.age:
-            return None
-        return Superseded(newest.age, newest.label)
-
     def oust(self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]) -> None:
         """Send a waiter away, which is of an entry whatever it was left at: a newer one has come."""
         self.counts.ousted += 1
@@ -490,7 +482,9 @@ class Slots:
                 # Its connection is being taken out, in steps. A grant now would be released a few steps
                 # later, and nobody would have used it.
                 self.give_up(waiter)
-            elif entry.aged and (newer := self.newer_than(waiter)) is not None:
+            elif entry.aged and (
+                (newer := entry.partition.newer_than(entry.key, waiter.age)) is not None
+            ):
                 self.oust(waiter, entry, newer, effects)
             else:
                 if queue.is_grouped:

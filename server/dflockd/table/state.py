@@ -14,7 +14,7 @@ from dflockd.table.pauses import KeyPause
 from dflockd.table.queue import Queue
 from dflockd.table.rates import KeyRate, PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
-from dflockd.wire import FairGroup, Owner, Reserve
+from dflockd.wire import FairGroup, Owner, Reserve, Superseded
 
 
 class Serving:
@@ -73,6 +73,11 @@ class Partition:
     def withholds(self, now: float) -> bool:
         """Whether no grant can be given, for another server may have it soon, or has it already."""
         return self.frozen or (self.serving is not None and now >= self.serving.until)
+
+    def newer_than(self, key: bytes, age: int) -> Superseded | None:
+        """Return what to tell somebody of that age, if it has one and a newer one has come."""
+        newest = self.newest.get(key)
+        return newest.answer if newest is not None and 0 < age < newest.age else None
 
     def remember_end(self, name: tuple[int, bytes], fence: int, *, is_sole: bool) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
