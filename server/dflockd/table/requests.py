@@ -113,8 +113,8 @@ class Requests:
             return Status.MAX_WAITERS
         if not asked.timeout and asked.reserve is None:
             self.counts.busy += 1
-            if not (entry.holds or entry.waiters):  # it is new, and its rate lets nobody begin
-                self.slots.remove(entry)
+            if not entry.holds:
+                self.slots.remove_unused(entry)  # it is new, and its rate lets nobody begin
             return Status.TIMEOUT
         waiter = self.slots.join(
             *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
@@ -338,7 +338,8 @@ class Requests:
             book, name = entry.partition.rates, (entry.space, entry.key)
             refusal: Refusal | None = self.rates.refusal(book, name, rate)
             if refusal is not None:
-                return superseding.turn_away(self.slots, entry, refusal)
+                self.slots.remove_unused(entry)
+                return refusal
         if entry.limit != asked.limit:
             refusal = self.slots.change_limit(entry, asked.limit, now, effects)
             if refusal is not None:
@@ -479,8 +480,7 @@ class Requests:
     def _refuse(self, entry: Entry) -> Reply:
         """Return the answer to who asks for too much, of an entry that may be new."""
         self.counts.full += 1
-        if not (entry.holds or entry.waiters):
-            self.slots.remove(entry)
+        self.slots.remove_unused(entry)
         return Status.MAX_HOLDS
 
     def _contend_with_age(

@@ -140,6 +140,11 @@ class Slots:
             self.withheld.pop(entry, None)
         del entry.partition.spaces[entry.space][entry.key]
 
+    def remove_unused(self, entry: Entry) -> None:
+        """Forget an entry, if nobody is there and it is not gone already."""
+        if not (entry.holds or entry.waiters) and self.is_here(entry):
+            self.remove(entry)
+
     def put_back(self, entry: Entry) -> None:
         """Have an entry again if it was removed in this step: somebody asks for a slot of it."""
         if self.is_here(entry):
@@ -417,8 +422,7 @@ class Slots:
         if waiter.owner is not None or waiter.away_age:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
-        if not (entry.waiters or entry.holds):
-            self.remove(entry)
+        self.remove_unused(entry)
         if waiter.peer.waiting is waiter:
             waiter.peer.waiting = None
         if waiter.two_phase:
@@ -494,8 +498,8 @@ class Slots:
             self.go_on_later(entry, queue, now)
         if rate is not None or queue.processes:
             self._look_ahead(entry, queue, most - len(entry.holds), now)
-        if not (entry.holds or queue) and self.is_here(entry):
-            self.remove(entry)
+        if not entry.holds:
+            self.remove_unused(entry)
 
     @staticmethod
     def first(queue: Queue[Waiter], free: int, now: float) -> Waiter | None:

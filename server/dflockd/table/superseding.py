@@ -51,7 +51,8 @@ def contend(
             slots.oust(resumed, entry, newest.answer, effects)
             slots.promote(entry, now, effects)
         slots.counts.outdated += 1
-        return turn_away(slots, entry, newest.answer)
+        slots.remove_unused(entry)
+        return newest.answer
     remember(slots, partition, NewestRecord(key, age, label))
     answer = Superseded(age, label)
     if not oust_older(slots, entry, answer, resumed, now, effects):
@@ -100,13 +101,6 @@ def newest_there(slots: Slots, entry: Entry) -> Newest | None:
         return None
     remember(slots, entry.partition, NewestRecord(entry.key, best.age, best.label))
     return entry.partition.newest[entry.key]
-
-
-def turn_away(slots: Slots, entry: Entry, answer: Refusal) -> Refusal:
-    """Return an answer to the waiter of an entry that may be there for nobody else."""
-    if not (entry.holds or entry.waiters) and slots.is_here(entry):
-        slots.remove(entry)
-    return answer
 
 
 def remember(slots: Slots, partition: Partition, record: NewestRecord) -> None:
