@@ -97,11 +97,12 @@ ROOMS = {
         ("table/*",),
         ("dflockd/table/test_*.py",),
         # They count what is called, and mutmut puts calls of its own in between.
-        pick="not takes_longer and not does_not_grow",
-        # They draw thousands of schedules, or start servers.
+        pick="not test_costs and not takes_longer and not does_not_grow",
+        # They draw thousands of schedules, weigh thousands of things, or start servers.
         last=(
-            "as_the_model or random_histories or any_part_of or steps_of_one or round_at_most"
-            " or stats_of_many or in_the_log or what_is_counted or many_slots_at_once"
+            "as_the_model or stands_still or _bytes or so_much or random_histories or any_part_of"
+            " or steps_of_one or round_at_most or stats_of_many or in_the_log or what_is_counted"
+            " or many_slots_at_once"
         ),
     ),
     "session": Room(
@@ -113,6 +114,33 @@ ROOMS = {
         then=tuple(
             f"dflockd/server/test_{n}.py" for n in ("requests", "auth", "limits", "draining")
         ),
+    ),
+    "scheduler": Room(
+        "dflockd",
+        ("server/slices.py",),
+        tuple(f"dflockd/server/test_{n}.py" for n in ("slices", "fair_session", "searches")),
+        then=("dflockd/server/test_stalls.py", "stalls/test_*.py"),
+    ),
+    "storage": Room(
+        "dflockd",
+        ("storage/*",),
+        tuple(
+            f"dflockd/storage/test_{name}.py"
+            for name in (
+                "directory",
+                "journal",
+                "reading",
+                "records",
+                "syncing",
+                "flips",
+                "interleaving",
+                "power_cuts",
+                "power_rules",
+                "rates",
+                "refused_directory",
+            )
+        ),
+        then=tuple(f"dflockd/storage/test_{n}.py" for n in ("failing_disks", "recovery", "pauses")),
     ),
     "shards": Room(
         "dflockd",

@@ -103,13 +103,9 @@ def detail(
     shown = {
         "key": key.decode(errors="replace"),
         "space": space.name.lower(),
-        "limit": report.limit(entry) if entry is not None else None,
-        **report.used(entry),
-        "rate": report.rate(rate, now),
+        **report.of_key(entry, rate, now),
         "omitted_holders": max(0, len(holds) - MAX_LISTED),
         "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
-        "pace_s": report.pace(entry, now) if entry is not None else None,
-        "paused": report.pause(entry, now) if entry is not None else None,
     }
     # As of now, before others have their turns.
     first_holds = list(itertools.islice(holds, MAX_LISTED))
@@ -135,15 +131,11 @@ def _row(listed: Found, now: float) -> Json:
     return {
         "key": entry.key.decode(),
         "space": Space(entry.space).name.lower(),
-        "limit": report.limit(entry),
-        "rate": report.rate_of(entry, now),
+        **report.of_key(entry, entry.rate, now),
         "holders": len(entry.holds),
-        **report.used(entry),
         "waiters": len(entry.waiters or ()),
         "told": len(entry.waiters.told) if entry.waiters is not None else 0,
         "oldest_wait_s": round(now - waiter.since, 3) if waiter is not None else None,
-        "pace_s": report.pace(entry, now),
-        "paused": report.pause(entry, now),
         "holder": _holder(hold, now) if hold is not None else None,
         "match": _match(match, now) if match.item is not None else None,
         "matches": listed.matches if match.item is not None else 0,

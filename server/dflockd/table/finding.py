@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from bisect import bisect_right
+from bisect import insort
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Final, NamedTuple, final
 
 from dflockd.table import report
@@ -133,8 +134,8 @@ class Search:
     ) -> None:
         self._walk = Walk(partitions, as_wanted(text), people=True, notes=notes)
         self._waiters = waiters
-        self._ranks: list[tuple[int, float]] = []
-        self._best: list[Match] = []
+        self._best: list[tuple[tuple[int, float], Match]] = []
+        """The first of them, with what they are ordered by."""
         self._texts: list[str] = []
         self._told = 0
         self.matched = 0
@@ -146,7 +147,7 @@ class Search:
             for match in self._walk.step():
                 self._take(match)
             return False
-        for match in self._best[self._told : self._told + STEP]:
+        for _, match in self._best[self._told : self._told + STEP]:
             self._told += 1
             if _is_there(match):
                 self._texts.append(json.dumps(told(match, now), ensure_ascii=False))
@@ -162,14 +163,9 @@ class Search:
             return
         self.matched += 1
         rank = (2, 0.0) if item is None else (int(isinstance(item, Hold)), item.since)
-        if len(self._ranks) >= MOST_FOUND and rank >= self._ranks[-1]:
-            return
-        at = bisect_right(self._ranks, rank)
-        self._ranks.insert(at, rank)
-        self._best.insert(at, match)
-        if len(self._ranks) > MOST_FOUND:
-            del self._ranks[-1]
-            del self._best[-1]
+        if len(self._best) < MOST_FOUND or rank < self._best[-1][0]:
+            insort(self._best, (rank, match), key=itemgetter(0))
+            del self._best[MOST_FOUND:]
 
 
 def told(match: Match, now: float) -> dict[str, object]:
@@ -186,14 +182,13 @@ def told(match: Match, now: float) -> dict[str, object]:
         "holder": None if hold is None else report.holder(hold, now),
         "waiter": None,
         "position": match.position,
+        "rate": report.rate(entry.rate, now),
         "pace_s": report.pace(entry, now),
         "paused": report.pause(entry, now),
     }
-    rate = entry.waiters.rate if entry.waiters is not None else None
-    said["rate"] = report.rate(rate, now)
     if isinstance(item, Waiter):
         said["waiter"] = report.waiter(item, now)
-        said["rate_wait_s"] = report.rate_wait(rate, match.position, now)
+        said["rate_wait_s"] = report.rate_wait(entry.rate, match.position, now)
     elif item is not None:
         said["holder"] = report.holder(item, now)
     return said

@@ -103,13 +103,11 @@ def number_of(waiter: Position) -> int:
     return waiter.number
 
 
-def take_out(waiter: W, waiters: list[W]) -> bool:
-    """Take somebody out of a list by number; say whether they were there."""
+def take_out(waiter: W, waiters: list[W]) -> None:
+    """Take somebody out of a list by number, if they are there."""
     at = bisect_left(waiters, waiter.number, key=number_of)
-    if at == len(waiters) or waiters[at] is not waiter:
-        return False
-    del waiters[at]
-    return True
+    if at < len(waiters) and waiters[at] is waiter:
+        del waiters[at]
 
 
 def earlier(one: W | None, other: W | None) -> W | None:

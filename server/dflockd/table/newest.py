@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, NamedTuple, final
 
+from dflockd.wire import Superseded
+
 OLDEST: Final = 1
 """The age of who brings one that was not given out here: nobody knows what it is newer than."""
 
@@ -40,6 +42,11 @@ class Newest:
     def ended(self) -> bool:
         """Whether it is remembered no more."""
         return self.here.get(self.key) is not self
+
+    @property
+    def answer(self) -> Superseded:
+        """What those are told who are older."""
+        return Superseded(self.age, self.label)
 
     def kept(self) -> NewestRecord:
         """Return what is worth keeping."""

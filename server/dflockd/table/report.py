@@ -104,12 +104,8 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
     waiters = (entry.waiters or ()) if entry is not None else ()
     said = {
         "key": key.decode(),
-        "limit": limit(entry) if entry is not None else None,
+        **of_key(entry, known, now),
         **(changed_limit(entry, now) if entry is not None else {}),
-        **used(entry),
-        "rate": rate(known, now),
-        "pace_s": pace(entry, now) if entry is not None else None,
-        "paused": pause(entry, now) if entry is not None else None,
     }
     # In one piece: by the next step another waiter may be the first.
     first = list(itertools.islice(holds, MAX_LISTED))
@@ -117,6 +113,17 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: KeyRate | None) 
     omitted = len(holds) - len(first) + len(waiters) - len(queue)
     lists: dict[str, _Listed] = {"holders": (iter(first), holder), "waiters": (iter(queue), waiter)}
     return Listing(said, lists, omitted)
+
+
+def of_key(entry: Entry | None, known: KeyRate | None, now: float) -> dict[str, object]:
+    """Return what there is to say of a key as a whole, also of a free one; times in seconds."""
+    return {
+        "limit": limit(entry) if entry is not None else None,
+        **used(entry),
+        "rate": rate(known, now),
+        "pace_s": pace(entry, now) if entry is not None else None,
+        "paused": pause(entry, now) if entry is not None else None,
+    }
 
 
 def _there(entries: list[Entry], *, semaphores: bool) -> Iterator[Entry]:
@@ -146,7 +153,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         **used(entry),
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
-        **({"rate": known} if (known := rate_of(entry, now)) is not None else {}),
+        **({"rate": known} if (known := rate(entry.rate, now)) is not None else {}),
         **({"paused": paused} if (paused := pause(entry, now)) is not None else {}),
     }
 
@@ -179,8 +186,7 @@ def holder(hold: Hold, now: float) -> dict[str, object]:
 
 def _age(item: Hold | Waiter) -> dict[str, object]:
     """Return the age of a run that has one."""
-    age = item.owner.age if item.owner is not None else 0
-    return {"age": age} if age else {}
+    return {"age": item.age} if item.age else {}
 
 
 def waiter(item: Waiter, now: float) -> dict[str, object]:
@@ -225,12 +231,10 @@ def pause(entry: Entry, now: float) -> dict[str, object] | None:
 
 def newer(hold: Hold) -> dict[str, object]:
     """Return by whom a holder was asked to stop; nothing of one that takes no part in that."""
-    age = hold.owner.age if hold.owner is not None else 0
-    if not age:
+    if not hold.age:
         return {}
-    newest = hold.entry.partition.newest.get(hold.entry.key)
-    is_newest = newest is None or newest.age <= age
-    return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
+    by = hold.entry.partition.newer_than(hold.entry.key, hold.age)
+    return {"superseded_by": "" if by is None else by.label.decode()}
 
 
 def limit(entry: Entry) -> int | None:
@@ -291,11 +295,6 @@ def rate_wait(known: KeyRate | None, position: int, now: float) -> float | None:
     rounds, more = divmod(position - 1, known.runs)
     at = known.next(now, more)
     return None if at is None else round(max(0.0, at - now) + rounds * known.window, 3)
-
-
-def rate_of(entry: Entry, now: float) -> dict[str, object] | None:
-    """Return the same of a key that is held or waited for."""
-    return None if entry.waiters is None else rate(entry.waiters.rate, now)
 
 
 def lease(hold: Hold) -> object:

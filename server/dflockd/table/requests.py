@@ -113,8 +113,8 @@ class Requests:
             return Status.MAX_WAITERS
         if not asked.timeout and asked.reserve is None:
             self.counts.busy += 1
-            if not (entry.holds or entry.waiters):  # it is new, and its rate lets nobody begin
-                self.slots.remove(entry)
+            if not entry.holds:
+                self.slots.remove_unused(entry)  # it is new, and its rate lets nobody begin
             return Status.TIMEOUT
         waiter = self.slots.join(
             *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
@@ -170,7 +170,7 @@ class Requests:
             partition = self.locate(key)
             older: Refusal | None = None
             if space == Space.LOCK and isinstance(partition, Partition):
-                older = superseding.outdated(partition, key, asked.age)
+                older = partition.newer_than(key, asked.age)
             return older or Status.NOT_ENQUEUED
         hold = waiter.hold
         if hold is not None:
@@ -323,21 +323,33 @@ class Requests:
                 return found
             entry = found
         elif entry.limit != asked.limit:
-            refusal = self._refusal_of_rate(entry, asked)
-            refusal = refusal or self.slots.change_limit(entry, asked.limit, now, effects)
+            return self._take_in(entry, peer, asked, now, effects)
+        if asked.rate is not None or (asked.owner is not None and asked.owner.age):
+            return self._take_in(entry, peer, asked, now, effects)
+        return entry
+
+    def _take_in(
+        self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
+    ) -> Entry | Refusal:
+        """Take in what somebody says of a key, whose entry may be new; see `_admit`."""
+        rate = asked.rate
+        if rate is not None:
+            # First: a rate that may not be changes nothing of the key, and sends no older run away.
+            book, name = entry.partition.rates, (entry.space, entry.key)
+            refusal: Refusal | None = self.rates.refusal(book, name, rate)
+            if refusal is not None:
+                self.slots.remove_unused(entry)
+                return refusal
+        if entry.limit != asked.limit:
+            refusal = self.slots.change_limit(entry, asked.limit, now, effects)
             if refusal is not None:
                 return refusal
         if asked.owner is not None and asked.owner.age:
-            refusal = self._refusal_of_rate(entry, asked)
-            refusal = refusal or self._contend_with_age(entry, peer, asked, now, effects)
+            refusal = self._contend_with_age(entry, peer, asked, now, effects)
             if refusal is not None:
                 return refusal
-        if asked.rate is not None:
-            refusal = self._refusal_of_rate(entry, asked)
-            if refusal is not None:
-                return refusal
-            name = space, key
-            entry.queue().rate = self.rates.name(partition.rates, name, asked.rate, now)
+        if rate is not None:
+            entry.queue().rate = self.rates.name(book, name, rate, now)
         return entry
 
     def _is_beyond(self, asked: Asked) -> bool:
@@ -446,17 +458,6 @@ class Requests:
         if entry.waiters is not None and entry.waiters.is_heavy:
             self.slots.promote(entry, now, effects)
 
-    def _refusal_of_rate(self, entry: Entry, asked: Asked) -> Refusal | None:
-        """Return what to answer if the rate that is asked for may not be; the entry may be new.
-
-        That changes nothing: so it is looked at before anything of the key changes.
-        """
-        if asked.rate is None:
-            return None
-        name = entry.space, entry.key
-        refusal = self.rates.refusal(entry.partition.rates, name, asked.rate)
-        return None if refusal is None else superseding.turn_away(self.slots, entry, refusal)
-
     def _is_too_much(self, entry: Entry, asked: Asked, back: Waiter | None, number: int) -> bool:
         """Whether a connection has as much as it may, or a key has all holders that it ever may.
 
@@ -479,8 +480,7 @@ class Requests:
     def _refuse(self, entry: Entry) -> Reply:
         """Return the answer to who asks for too much, of an entry that may be new."""
         self.counts.full += 1
-        if not (entry.holds or entry.waiters):
-            self.slots.remove(entry)
+        self.slots.remove_unused(entry)
         return Status.MAX_HOLDS
 
     def _contend_with_age(

@@ -430,16 +430,16 @@ def _naming(reply: Refusal, ticket: bytes) -> Refusal:
 
 def _in_turn(partition: Partition, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
     """Return all of a partition of keys: those of each key in the order in which to let them in."""
-    of_groups: dict[Queue[Waiter], list[Waiter]] = {}
+    of_queues: dict[Queue[Waiter], list[Waiter]] = {}
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         # Another one than when they came, if nobody was here meanwhile.
         entry = partition.spaces[waiter.entry.space].get(waiter.entry.key)
         queue = None if entry is None else entry.waiters
-        if queue is not None and queue.is_grouped:
-            of_groups.setdefault(queue, []).append(waiter)
-        else:
+        if queue is None:
             yield waiter
-    for queue, members in of_groups.items():
+        else:
+            of_queues.setdefault(queue, []).append(waiter)
+    for queue, members in of_queues.items():
         yield from queue.in_turn(members)
 
 

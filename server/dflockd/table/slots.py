@@ -142,14 +142,19 @@ class Slots:
             self.withheld.pop(entry, None)
         del entry.partition.spaces[entry.space][entry.key]
 
+    def remove_unused(self, entry: Entry) -> None:
+        """Forget an entry without holders and waiters, unless that is done."""
+        if not (entry.holds or entry.waiters) and self.is_here(entry):
+            self.remove(entry)
+
     def put_back(self, entry: Entry) -> None:
         """Have an entry again if it was removed in this step: somebody asks for a slot of it."""
         if self.is_here(entry):
             return
         self.size += 1
         entry.partition.spaces[entry.space][entry.key] = entry
-        if entry.waiters is not None and entry.waiters.rate is not None:
-            self.rates.use(entry.waiters.rate)
+        if entry.rate is not None:
+            self.rates.use(entry.rate)
 
     # Holds.
 
@@ -209,9 +214,9 @@ class Slots:
 
     def give_place_back(self, hold: Hold) -> None:
         """Note that a run will not begin, if it has not."""
-        queue = hold.entry.waiters
-        if queue is not None and queue.rate is not None:
-            self.rates.give_back(queue.rate, hold.fence)
+        rate = hold.entry.rate
+        if rate is not None:
+            self.rates.give_back(rate, hold.fence)
 
     def note(self, hold: Hold) -> None:
         """Have a change of a hold kept."""
@@ -419,8 +424,7 @@ class Slots:
         if waiter.owner is not None or waiter.away_age:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
-        if not (entry.waiters or entry.holds):
-            self.remove(entry)
+        self.remove_unused(entry)
         if waiter.peer.waiting is waiter:
             waiter.peer.waiting = None
         if waiter.two_phase:
@@ -432,14 +436,6 @@ class Slots:
         """Let who holds a lock not wait any more to hear that somebody newer wants it."""
         waiter.entry.queue().listener = waiter.peer.waiting = None
         waiter.state = GONE
-
-    @staticmethod
-    def newer_than(waiter: Waiter) -> Superseded | None:
-        """Return what to tell somebody who has an age, if a newer one has come."""
-        newest = waiter.entry.partition.newest.get(waiter.entry.key)
-        if newest is None or not 0 < waiter.age < newest.age:
-            return None
-        return Superseded(newest.age, newest.label)
 
     def oust(self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]) -> None:
         """Send a waiter away, which is of an entry whatever it was left at: a newer one has come."""
@@ -492,7 +488,9 @@ class Slots:
                 # Its connection is being taken out, in steps. A grant now would be released a few steps
                 # later, and nobody would have used it.
                 self.give_up(waiter)
-            elif entry.aged and (newer := self.newer_than(waiter)) is not None:
+            elif entry.aged and (
+                (newer := entry.partition.newer_than(entry.key, waiter.age)) is not None
+            ):
                 self.oust(waiter, entry, newer, effects)
             else:
                 if queue.is_grouped:
@@ -502,8 +500,8 @@ class Slots:
             self.go_on_later(entry, queue, now)
         if rate is not None or queue.processes:
             self._look_ahead(entry, queue, most - len(entry.holds), now)
-        if not (entry.holds or queue) and self.is_here(entry):
-            self.remove(entry)
+        if not entry.holds:
+            self.remove_unused(entry)
 
     @staticmethod
     def first(queue: Queue[Waiter], free: int, now: float) -> Waiter | None:

@@ -12,9 +12,9 @@ from dflockd.table.line import ClientProcess, Position, ReservedPosition
 from dflockd.table.newest import Newest
 from dflockd.table.pauses import KeyPause
 from dflockd.table.queue import Queue
-from dflockd.table.rates import PackedRates, RateBlock, RateBook
+from dflockd.table.rates import KeyRate, PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
-from dflockd.wire import FairGroup, Owner, Reserve
+from dflockd.wire import FairGroup, Owner, Reserve, Superseded
 
 
 class Serving:
@@ -73,6 +73,11 @@ class Partition:
     def withholds(self, now: float) -> bool:
         """Whether no grant can be given, for another server may have it soon, or has it already."""
         return self.frozen or (self.serving is not None and now >= self.serving.until)
+
+    def newer_than(self, key: bytes, age: int) -> Superseded | None:
+        """Return what to tell somebody of that age, if it has one and a newer one has come."""
+        newest = self.newest.get(key)
+        return newest.answer if newest is not None and 0 < age < newest.age else None
 
     def remember_end(self, name: tuple[int, bytes], fence: int, *, is_sole: bool) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
@@ -163,6 +168,11 @@ class Entry:
         return None if self.waiters is None else self.waiters.pause
 
     @property
+    def rate(self) -> KeyRate | None:
+        """How many of its runs may begin in a while, if they may not at any time."""
+        return None if self.waiters is None else self.waiters.rate
+
+    @property
     def is_used(self) -> bool:
         """Whether there is anything to say of it."""
         return bool(self.holds or self.waiters or self.pause)
@@ -238,6 +248,11 @@ class Hold(Timed):
         return self.fence not in self.entry.holds
 
     @property
+    def age(self) -> int:
+        """The age of who holds it; 0 without."""
+        return 0 if self.owner is None else self.owner.age
+
+    @property
     def is_sole(self) -> bool:
         """Whether it was granted as the only one: all that were granted before had ended then."""
         return self.limit == 1
@@ -245,14 +260,14 @@ class Hold(Timed):
     @property
     def is_pending(self) -> bool:
         """Whether its run has yet to begin, and counts then."""
-        queue = self.entry.waiters
-        return queue is not None and queue.rate is not None and self.fence in queue.rate.pending
+        rate = self.entry.rate
+        return rate is not None and self.fence in rate.pending
 
     @property
     def group(self) -> bytes:
         """To which group its holder belongs; nothing if to none."""
         queue = self.entry.waiters
-        return b"" if queue is None or not queue.is_grouped else queue.group_of(self.fence)
+        return b"" if queue is None else queue.group_of(self.fence)
 
     @property
     def weight(self) -> int:

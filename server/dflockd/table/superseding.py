@@ -47,12 +47,12 @@ def contend(
         slots.newest.asked(newest)
         if newest.age == age:
             return None
-        answer = Superseded(newest.age, newest.label)
         if resumed is not None:
-            slots.oust(resumed, entry, answer, effects)
+            slots.oust(resumed, entry, newest.answer, effects)
             slots.promote(entry, now, effects)
         slots.counts.outdated += 1
-        return turn_away(slots, entry, answer)
+        slots.remove_unused(entry)
+        return newest.answer
     remember(slots, partition, NewestRecord(key, age, label))
     answer = Superseded(age, label)
     if not oust_older(slots, entry, answer, resumed, now, effects):
@@ -88,40 +88,19 @@ def oust_more(slots: Slots, entry: Entry, now: float, effects: list[Effect]) -> 
     newest = entry.partition.newest.get(entry.key)
     if newest is None or not slots.is_here(entry):
         return True
-    answer = Superseded(newest.age, newest.label)
-    return oust_older(slots, entry, answer, None, now, effects)
+    return oust_older(slots, entry, newest.answer, None, now, effects)
 
 
 def newest_there(slots: Slots, entry: Entry) -> Newest | None:
     """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
-    best: Hold | Waiter | None = None
-    most = 0
     # One alone holds a lock of which ages count, and each waiter is as old as the newest was.
     items: list[Hold | Waiter] = list(itertools.islice(entry.holds.values(), STEP))
     items.extend(itertools.islice(entry.aged or (), STEP))
-    for item in items:
-        age = item.owner.age if item.owner is not None else 0
-        if age > most:
-            best, most = item, age
-    if best is None:
+    best = max(items, key=lambda item: item.age, default=None)
+    if best is None or not best.age:
         return None
-    remember(slots, entry.partition, NewestRecord(entry.key, most, best.label))
+    remember(slots, entry.partition, NewestRecord(entry.key, best.age, best.label))
     return entry.partition.newest[entry.key]
-
-
-def turn_away(slots: Slots, entry: Entry, answer: Refusal) -> Refusal:
-    """Return an answer to the waiter of an entry that may be there for nobody else."""
-    if not (entry.holds or entry.waiters) and slots.is_here(entry):
-        slots.remove(entry)
-    return answer
-
-
-def outdated(partition: Partition, key: bytes, age: int) -> Superseded | None:
-    """Return what to tell somebody who has lost its position at a lock, if it is for being older."""
-    newest = partition.newest.get(key)
-    if newest is None or not 0 < age < newest.age:
-        return None
-    return Superseded(newest.age, newest.label)
 
 
 def remember(slots: Slots, partition: Partition, record: NewestRecord) -> None:
@@ -151,12 +130,12 @@ def listen(
     hold = slots.find(partition, Space.LOCK, key, token)
     if hold is None:
         return Status.LEASE_EXPIRED
-    if hold.owner is None or not hold.owner.age:
+    if not hold.age:
         return Status.ERROR
-    newest = partition.newest.get(key)
-    if newest is not None and newest.age > hold.owner.age:
+    newer = partition.newer_than(key, hold.age)
+    if newer is not None:
         slots.counts.asked_to_stop += 1
-        return Superseded(newest.age, newest.label)
+        return newer
     queue = hold.entry.queue()
     if queue.listener is not None:
         # Its process has lost the connection on which it did so.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 
 import pytest
 
@@ -15,8 +15,12 @@ pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture
-async def shared() -> Slices:
-    return Slices()
+async def shared() -> AsyncIterator[Slices]:
+    """One of which nothing fails that nobody hears of."""
+    failed = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    yield Slices()
+    assert failed == []
 
 
 @pytest.fixture
@@ -149,6 +153,14 @@ async def test_one_looks_at_once_and_the_others_after_a_rest(shared: Slices) -> 
     while not shared.may_look():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     assert loop.time() - began >= 0.04
+
+
+async def test_the_first_look_does_not_wait_for_a_rest(shared: Slices) -> None:
+    shared.rest = 3600.0
+    shared.look(None for _ in counting([], 1, 1))
+    assert shared._timer is not None
+    assert shared._timer.when() <= asyncio.get_running_loop().time()
+    shared.stop()
 
 
 async def test_nothing_is_looked_at_for_who_has_gone(short: Slices) -> None:

@@ -200,6 +200,8 @@ def test_a_batch_is_a_128th_of_all_shards():
     before = create_shard_mapping(NODES[:3])
     assert len(moved(before, rebalance_shard_mapping(before, NODES))) == 64
     assert len(moved(before, rebalance_shard_mapping(before, NODES, batch=5))) == 5
+    few = mapping_of(*[ShardRecord(N1)] * 8)
+    assert len(moved(few, rebalance_shard_mapping(few, [N1, N2]))) == 1
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ limits = st.builds(
     max_holds=st.sampled_from([0, 10_000, 10_000, 10_000, 1, 2]),
     orphan_ttl=st.sampled_from([0, 1, 3]),
     orphan_all=st.booleans(),
+    max_rate_window=st.sampled_from([86_400, 86_400, 86_400, 1]),
+    max_rate_runs=st.sampled_from([1_000_000, 1_000_000, 3, 4]),
 )
 # One lock is the favourite, so that its queue grows.
 names = st.sampled_from(

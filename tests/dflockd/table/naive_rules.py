@@ -65,8 +65,11 @@ class NaiveRules(NaiveState):
         if self.now < self.recovers_until:
             return self._recovering()
         key = self.keys.get(name)
-        if key is None:
-            return "error_max_locks" if len(self.keys) >= self.limits.max_locks else None
+        if key is None and len(self.keys) >= self.limits.max_locks:
+            return "error_max_locks"
+        answer = self._refusal_of_rate(name, request)
+        if answer or key is None:
+            return answer
         before, limit = key.limit, request.limit
         if name[0] == 1 and before not in (0, limit):
             return "error_limit_mismatch"
@@ -80,6 +83,25 @@ class NaiveRules(NaiveState):
         elif limit < before:
             self.seen["lowered below the holders"] += len(key.holds) > limit
         return None
+
+    def _refusal_of_rate(self, name: Name, request: Acquire | Enqueue) -> str | None:
+        """Say why a rate may not be, if it may not: all runs of all rates have a bound."""
+        if request.rate is None:
+            return None
+        runs, limits = {each: rate.runs for each, rate in self.rates.items()}, self.limits
+        is_more = request.rate.runs > runs.get(name, 0)
+        runs[name] = request.rate.runs
+        answer = None
+        if request.rate.window > limits.max_rate_window * 1000:
+            answer = "error_rate_window"
+        elif is_more and sum(runs.values()) > limits.max_rate_runs:
+            answer = "error_max_rates"
+        if answer and name in self.keys:
+            self.seen["a rate that is refused"] += 1
+            is_newer = request.owner and request.owner.age > self._newest_of(name)[0]
+            self.seen["refused before it is the newest"] += bool(is_newer)
+            self.seen["refused before its limit"] += request.limit != self.keys[name].limit
+        return answer
 
     def _name_rate(self, name: Name, request: Acquire | Enqueue) -> None:
         if request.rate is not None:

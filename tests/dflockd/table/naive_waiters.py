@@ -27,6 +27,7 @@ class NaiveWaiters(NaiveState):
     def _newest_of(self, name: Name) -> tuple[int, bytes]:
         there = self.keys.get(name, Key(1))
         ages = [(i.owner.age, i.label) for i in [*there.holds, *there.order()] if i.owner]
+        ages += [(i.away_age, i.label) for i in there.queue if not i.owner]
         return self.newest.get(name[1]) or max(ages, key=lambda row: row[0], default=(0, b""))
 
     def _newest_wins(

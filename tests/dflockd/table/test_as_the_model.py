@@ -123,6 +123,9 @@ OF_RATES = (
     "slots, and no place",
     "another rate",
     "past who waits for a place",
+    "a rate that is refused",
+    "refused before its limit",
+    "refused before it is the newest",
 )
 
 OF_GROUPS = (

@@ -19,7 +19,9 @@ from dflockd.wire import (
     Rate,
     Release,
     Renew,
+    Report,
     Space,
+    Stats,
     Wait,
 )
 from dflockd.wire.notes import is_note
@@ -135,12 +137,14 @@ def test_a_lock_with_a_limit_has_all_its_holders(stage: Stage) -> None:
 
 def test_all_are_counted_and_the_first_are_told(stage: Stage) -> None:
     stage.ask("holder", "k", 0)
-    for number in range(MOST_FOUND + 50):
-        stage.ask(f"task[{number}]", "k", 500 - number)
+    many = MOST_FOUND + 50
+    for number in range(many):
+        since = number * 7 % many  # in no order
+        stage.ask(f"task[{since}]", "k", since)
     found = stage.find("task[", now=600)
-    assert found["matched"] == MOST_FOUND + 50
-    assert len(found["found"]) == MOST_FOUND
-    assert found["found"][0]["waiter"]["label"] == f"task[{MOST_FOUND + 49}]"
+    assert found["matched"] == many
+    labels = [row["waiter"]["label"] for row in found["found"]]
+    assert labels == [f"task[{since}]" for since in range(MOST_FOUND)]
 
 
 def test_the_pace_is_that_of_the_last_grants(stage: Stage) -> None:
@@ -180,6 +184,11 @@ def test_when_a_rate_lets_each_of_them_begin(stage: Stage) -> None:
     assert stage.find("k", 13.1)["found"][0]["rate"]["pending"] == 1
     stage.ask("without", "other")
     assert stage.find("without", 13.1)["found"][0]["rate"] is None
+    [(_, reply)] = stage.table.handle(stage.table.connect(), Stats(), 13.1)
+    assert isinstance(reply, Report)
+    shown = {row["key"]: row.get("rate", "nothing") for row in json.loads(reply.json)["locks"]}
+    assert shown["other"] == "nothing"
+    assert shown["k"]["pending"] == 1
 
 
 def test_what_ends_while_it_is_looked_for(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from dflockd.wire import (
     Release,
     Renew,
     Renewed,
+    Report,
     Reserve,
     Resume,
     Space,
+    Stats,
     Status,
     TimedOut,
     YourTurn,
@@ -135,12 +138,17 @@ def test_what_is_said_of_it() -> None:
     table = table_of()
     operator = table.connect()
     reply_to(table, operator, Pause(b"k", 60_000, b"ann@w1", b"the vendor is down"), 0.0)
-    assert inspected(table, operator, b"k", 2.5)["paused"] == {
+    said = {
         "by": "ann@w1",
         "reason": "the vendor is down",
         "paused_s": 2.5,
         "left_s": 57.5,
     }
+    assert inspected(table, operator, b"k", 2.5)["paused"] == said
+    stats = reply_to(table, operator, Stats(), 2.5)
+    assert isinstance(stats, Report)
+    assert json.loads(stats.json)["locks"][0]["paused"] == said
+    assert json.loads(stats.json)["status"] == "serving"
     assert inspected(table, operator, b"other", 2.5)["paused"] is None
 
 

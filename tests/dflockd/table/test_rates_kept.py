@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dflockd.wire import Granted, How, Rate, Renew, Status
+from dflockd.table import rates, report
+from dflockd.table.rates import PACKED_BYTES, PackedRates, RateRecord
+from dflockd.wire import Granted, How, Rate, Release, Renew, Status
 from tests.dflockd.table.rates_support import (
     LEASE,
     LOCK,
@@ -99,3 +101,85 @@ def test_what_a_lost_server_may_have_let_begin_goes_with_the_shard(ask: bool) ->
     # Once no window can have begun before, there is nothing to say of it.
     site.go_to(site.now + 86_401)
     assert site.table.freeze(0, site.now).is_empty  # type: ignore[attr-defined]
+
+
+KEYS = (b"a", b"bb", b"ccc", b"d")
+
+
+def resting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a rate at each of some free keys, nearly all of which are packed."""
+    monkeypatch.setattr(rates, "MOST_OPEN", 1)
+    for number, key in enumerate(KEYS):
+        peer, token = site.begin(Rate(number + 1, 60_000), key=key)
+        site.ask(peer, Release(LOCK, key, token))
+        site.go_to(site.now + 1)
+
+
+def looks(site: Site) -> list[object]:
+    """What people see of these rates."""
+    shown = [report.rate(site.table.rate_of(LOCK, key), site.now) or {} for key in KEYS]
+    # What comes with a shard is as old as it was to a millisecond.
+    return [{**each, "next_s": pytest.approx(each["next_s"], abs=0.002)} for each in shown]
+
+
+SHOWN = [
+    {"runs": 1, "window_s": 60.0, "free": 0, "pending": 0, "next_s": 56.0},
+    *({"runs": n, "window_s": 60.0, "free": n - 1, "pending": 0, "next_s": 0.0} for n in (2, 3, 4)),
+]
+
+
+def test_rates_that_rest_together_look_as_they_did(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resting(site, monkeypatch)
+    book = site.table._partition.rates
+    assert (list(book.packed), list(book.open)) == ([b"\0a", b"\0bb"], [(0, b"ccc"), (0, b"d")])
+    [packed] = set(book.packed.values())
+    assert isinstance(packed, PackedRates)
+    assert looks(site) == SHOWN
+    assert site.take(Rate(1, 60_000), key=b"a")[1] is Status.TIMEOUT  # takes it out, and looks
+    assert list(book.packed) == [b"\0bb", b"\0ccc"]
+    assert looks(site) == SHOWN
+    assert isinstance(site.take(Rate(2, 60_000), key=b"bb")[1], Granted)
+    assert site.take(Rate(2, 60_000), key=b"bb")[1] is Status.TIMEOUT
+
+
+def test_rates_that_rest_together_are_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    resting(site, monkeypatch)
+    _, records = kept_of(site.table)
+    after = Site()
+    after.now = site.now
+    after.table.restore([], after.now, records)
+    assert looks(after) == SHOWN
+    # Also where one of them was written down before as one that does not rest.
+    both = Site()
+    both.now = site.now
+    known = RateRecord(LOCK, b"bb", 2, 60.0, 1, (100.5,))
+    both.table.restore([], both.now, [known, *records])
+    free = [{**SHOWN[1], "free": 0, "next_s": 56.5}]
+    assert looks(both) == [SHOWN[0], *free, *SHOWN[2:]]
+
+
+def test_rates_that_rest_together_go_with_their_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+    site.table = shard_table()
+    resting(site, monkeypatch)
+    assert site.table.partitions[0].rates.packed  # type: ignore[attr-defined]
+    site.table, _ = move(site.table, site.now, 700.0, 2)  # type: ignore[arg-type]
+    site.now = 700.0
+    assert looks(site) == SHOWN
+
+
+def test_what_rests_together_is_no_larger_than_what_is_written_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "MOST_OPEN", 1)
+    for number in range(60):
+        key = b"%d" % number
+        for _ in range(1 + number % 30):
+            peer, token = site.begin(Rate(30, 60_000), key=key)
+            site.ask(peer, Release(LOCK, key, token))
+    packs = set(site.table._partition.rates.packed.values())
+    assert max(len(pack.names) for pack in packs) > 4
+    sizes = [sum(map(len, pack.names)) + 8 * len(pack.numbers) for pack in packs]
+    assert PACKED_BYTES / 2 < max(sizes) <= PACKED_BYTES

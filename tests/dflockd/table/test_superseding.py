@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dflockd.table import Effect, Limits, LockTable, NewestRecord, Peer, TokenIssuer
+from dflockd.table.limits import STEP
 from dflockd.table.newest import NewestKeys
 from dflockd.wire import (
     Acquire,
@@ -304,6 +305,17 @@ def test_of_several_holders_none_is_the_newest(table: LockTable) -> None:
     assert not newer.peer.enqueued
 
 
+def test_all_that_are_older_are_sent_away_however_many(table: LockTable) -> None:
+    take(table, 1)
+    older = [wait(table, 1, attempt) for attempt in range(1, 2 * STEP + 2)]
+    wait(table, 2)
+    sent = heard()
+    while table.backlog:
+        sent += table.advance(0.0)
+    answer = Superseded(2, b"task-2")
+    assert sent == [(peer.id, answer) for peer in older]
+
+
 def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
     table.newest = table.slots.newest = NewestKeys(3)
     for key, age in ((b"a", 7), (b"b", 7), (b"c", 7), (b"a", 6), (b"d", 7)):
@@ -313,6 +325,16 @@ def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
     # Who is there is known without that.
     reply = ask(table, run(table, 6), Acquire(LOCK, b"b", 1, 60, 30))
     assert reply == Superseded(7, b"task-7")
+
+
+def test_who_is_away_is_known_when_the_newest_is_forgotten(table: LockTable) -> None:
+    take(table, 1)
+    newest = run(table, 3)
+    asked = Acquire(LOCK, b"k", 1, 0, 30, reserve=Reserve(5000, 5000))
+    assert isinstance(ask(table, newest, asked), TimedOut)
+    table.newest.drop(table._partition.newest)
+    reply = ask(table, run(table, 2), Acquire(LOCK, b"k", 1, 60, 30))
+    assert reply == Superseded(3, b"task-3")
 
 
 def test_a_journal_hears_of_who_comes_and_of_who_goes_by_that(table: LockTable) -> None:

@@ -70,9 +70,10 @@ def test_it_reads_what_the_long_way_does(drawn: list[list[bytes]], end: bytes) -
 def test_what_is_remembered_is_the_slot_alone() -> None:
     read = arguments._of_runs(general)
     for number in range(3 * arguments.MOST_ALIKE):
-        argument = b"timeout=%d lease=30 owner=run-%d attempt=1 label=me %d" % ((number,) * 3)
+        run = number, number % 2, number
+        argument = b"timeout=%d lease=30" % number + b" owner=run-%d attempt=%d label=me %d" % run
         for _ in range(2):
             asked = read(argument)
             assert (asked.timeout, asked.lease) == (number, 30)
-            assert asked.owner == (b"run-%d" % number, 1, 0)
+            assert asked.owner == (b"run-%d" % number, number % 2, 0)
             assert asked.label == b"me %d" % number
