@@ -13,6 +13,8 @@ from celery import Task
 
 RECORD = "JOBS_RECORD"
 """The environment variable that tells a worker where to write."""
+DELIVERIES = "deliveries.jsonl"
+"""A file beside that: the messages of workers that include `tests.celery_dflock.deliveries`."""
 
 Event = dict[str, Any]
 
@@ -20,13 +22,13 @@ Event = dict[str, Any]
 def note(what: str, task: Task, **more: Any) -> None:
     """Add a line about the run of a task in the calling process, now."""
     worker = (task.request.hostname or "").partition("@")[0]
-    add(what, task.request.id, task=task.name, worker=worker, **more)
+    write(os.environ[RECORD], what, task.request.id, task=task.name, worker=worker, **more)
 
 
-def add(what: str, task_id: str, **more: Any) -> None:
+def write(path: str | Path, what: str, task_id: str, **more: Any) -> None:
     """Add a line about the calling process, now; one write, so that lines never mix."""
     event = {"what": what, "at": time.monotonic(), "id": task_id, "pid": os.getpid(), **more}
-    file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, (json.dumps(event, default=str) + "\n").encode())
     finally:

@@ -24,7 +24,7 @@ from tests.celery_dflock import jobs
 from tests.celery_dflock.bodies import LONG
 from tests.celery_dflock.history import Kill, Span, most_at_once, most_within, runs_of
 from tests.celery_dflock.processes import PATIENCE, Cluster
-from tests.celery_dflock.record import Event
+from tests.celery_dflock.record import DELIVERIES, Event, Record
 
 ACCOUNTS, VENDORS = 6, 2
 FLEET = 5
@@ -33,9 +33,6 @@ RATE, WINDOW = 8, 1.0
 
 VISIBLE = 4.0
 """Seconds after which Redis delivers again what a worker has received and not acknowledged."""
-
-DELIVERIES = "tests.celery_dflock.deliveries"
-"""Not imported here, where it would note what all tests send."""
 
 
 def most_of(
@@ -81,7 +78,7 @@ def two(cluster: Cluster) -> Iterator[list[Worker]]:
                     queues="four",
                     concurrency=4,
                     env={jobs.VISIBILITY: str(VISIBLE), jobs.WAIT: "consumer"},
-                    args=("--include", DELIVERIES),
+                    args=("--include", "tests.celery_dflock.deliveries"),
                 )
             )
             for number in range(2)
@@ -165,21 +162,22 @@ def go_through_faults(
     cluster.wait(all_ran, "all runs", number / 10 * PATIENCE)
     runs, missing = list(runs_of(cluster.events(key=key), kills)), left()
     judge(runs, task)
-    assert not [each for each in missing if not was_on_its_way(cluster, each, kills)]
+    deliveries = Record(cluster.directory / DELIVERIES)
+    assert not [each for each in missing if not was_on_its_way(deliveries, each, kills)]
     assert len(missing) <= len(kills)
     assert {e["id"] for e, _ in runs} == {each.id for each in sent} - missing
     for name in (f"{key}:fleet", *(f"{key}:vendor:{n}" for n in range(VENDORS))):
         cluster.wait_free(name)
 
 
-def was_on_its_way(cluster: Cluster, task_id: str, kills: Sequence[Kill]) -> bool:
+def was_on_its_way(deliveries: Record, task_id: str, kills: Sequence[Kill]) -> bool:
     """Whether a message of a task has left Redis, as far as is known, and no worker has received it.
 
     That is one that was never received, of all that were sent for the task; or one that came back
     because its worker had been killed, and then met another kill.
     """
-    received = cluster.events(what="received", id=task_id)
-    sent = 1 + len(cluster.events(what="sent", id=task_id))
+    received = deliveries.events(what="received", id=task_id)
+    sent = 1 + len(deliveries.events(what="sent", id=task_id))  # by this test, and by workers
     if len({event["tag"] for event in received}) < sent:
         return True
     last = received[-1]
