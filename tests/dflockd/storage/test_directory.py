@@ -7,9 +7,11 @@ import fcntl
 import os
 import random
 import stat
+from pathlib import Path
 
 import pytest
 
+from dflockd.storage import directory
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.wire import Granted, Recovering, Renewed, Status, Superseded, fence_from_token
 from tests.dflockd.storage.machine import LIMITS, Machine
@@ -266,3 +268,18 @@ def test_a_file_system_that_locks_no_directories(
     machine.start()
     with pytest.raises(StateError, match="is in use by another dflockd"):
         StateDir(str(machine.path), machine.now, LIMITS)
+
+
+def test_another_clock_on_the_same_boot_counts_as_another_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Linux time namespaces: the id of the boot is the machine's, and CLOCK_BOOTTIME is not.
+    offsets, boot = tmp_path / "timens_offsets", tmp_path / "boot_id"
+    boot.write_text("one\n")
+    monkeypatch.setattr(directory, "_BOOT_ID", boot)
+    monkeypatch.setattr(directory, "_CLOCK_OFFSETS", offsets)
+    found = []
+    for ahead in (0, 100_000):
+        offsets.write_text(f"monotonic {ahead} 0\nboottime {ahead} 0\n")
+        found.append(directory._boot_id())
+    assert found[0] != found[1], "deadlines of one clock would be read on the other"
