@@ -112,7 +112,8 @@ ROOMS = {
             f"dflockd/server/test_{n}.py" for n in ("session", "fair_session", "bytes_as_messages")
         ),
         then=tuple(
-            f"dflockd/server/test_{n}.py" for n in ("requests", "auth", "limits", "draining")
+            f"dflockd/server/test_{n}.py"
+            for n in ("requests", "auth", "limits", "draining", "stalls")
         ),
     ),
     "scheduler": Room(
