@@ -141,7 +141,7 @@ class Slots:
         del entry.partition.spaces[entry.space][entry.key]
 
     def remove_unused(self, entry: Entry) -> None:
-        """Forget an entry, if nobody is there and it is not gone already."""
+        """Forget an entry that has no holder and no waiter, if it is not gone already."""
         if not (entry.holds or entry.waiters) and self.is_here(entry):
             self.remove(entry)
 
