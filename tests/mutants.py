@@ -112,7 +112,8 @@ ROOMS = {
             f"dflockd/server/test_{n}.py" for n in ("session", "fair_session", "bytes_as_messages")
         ),
         then=tuple(
-            f"dflockd/server/test_{n}.py" for n in ("requests", "auth", "limits", "draining")
+            f"dflockd/server/test_{n}.py"
+            for n in ("requests", "auth", "limits", "draining", "stalls")
         ),
     ),
     "scheduler": Room(
@@ -133,14 +134,17 @@ ROOMS = {
                 "records",
                 "syncing",
                 "flips",
-                "interleaving",
                 "power_cuts",
-                "power_rules",
                 "rates",
                 "refused_directory",
             )
         ),
-        then=tuple(f"dflockd/storage/test_{n}.py" for n in ("failing_disks", "recovery", "pauses")),
+        # Not test_power_rules.py, which changes the code by its text. The first of these goes through
+        # each instruction, and mutmut puts some of its own in between.
+        then=tuple(
+            f"dflockd/storage/test_{n}.py"
+            for n in ("interleaving", "failing_disks", "recovery", "pauses")
+        ),
     ),
     "shards": Room(
         "dflockd",

@@ -124,7 +124,7 @@ class Session(asyncio.Protocol):
         if out:
             self._transport.write(out)
         if server.draining:
-            self._served(1)
+            self._served(has_taken=True)
 
     def eof_received(self) -> None:
         """Treat a half-closed connection as closed: nobody is left to wait for."""
@@ -270,19 +270,19 @@ class Session(asyncio.Protocol):
         """Handle what has come, one request at least, and rest once it is too late for more."""
         peer, server, reader = self.peer, self._server, self._reader
         out, began = b"", now
-        taken = 0
+        has_taken = False
         # What it asked for before this process stood still may be for nobody any more.
         is_gone = now > server.late_at and has_left(self._transport)
         leaves = False
         try:
             while reader.ready:
-                if taken:
+                if has_taken:
                     now = clock.now()
                     if now >= until:
                         self._resting = True
                         self._review()
                         break
-                taken += 1
+                has_taken = True
                 kind = reader.next()
                 if kind == ENTRY or not self._trusted:
                     reply, leaves = self._hear_stranger(reader.request())
@@ -316,7 +316,7 @@ class Session(asyncio.Protocol):
         if leaves:
             self._end(clean=True)
         elif server.draining or self._frame_timer is not None or reader.in_frame:
-            self._served(taken)
+            self._served(has_taken=has_taken)
 
     def _hear_stranger(self, request: Request) -> tuple[bytes, bool]:
         """Handle a request of somebody who may be in or not: the secret, or what comes before it.
@@ -356,12 +356,12 @@ class Session(asyncio.Protocol):
             return encode_reply(Unwelcome(status))
         return encode_reply(Welcome(__version__.encode(), FEATURES))
 
-    def _served(self, taken: int) -> None:
-        """Do what must follow so many requests in one go."""
+    def _served(self, *, has_taken: bool) -> None:
+        """Do what must follow what has come, which may be a request, or several."""
         if self._server.draining:
             self.drain()
             self._server.end_idle_soon()
-        if taken and self._frame_timer is not None:
+        if has_taken and self._frame_timer is not None:
             # What has begun now is another request, with all the time of its own.
             self._watch_frame(False)
         if self._reader.in_frame:

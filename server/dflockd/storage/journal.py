@@ -151,9 +151,8 @@ class Journal:
         """Begin with what a table holds, and have that on the disk on return.
 
         Args:
-            holds: all that are in it, and the newest of its keys.
+            holds: all that are in it, and what else is to be kept, as `record` has it.
             fence: the last one that was given out.
-            rates: beginnings that count.
 
         Raises:
             OSError: there is no room, or no permission.
@@ -177,7 +176,6 @@ class Journal:
         Args:
             changes: as `LockTable.changes` lists them.
             fence: the last one that was given out.
-            rates: beginnings of a rate that have changed, or are of no more use: with the changes.
 
         Raises:
             OSError: there is no room for another segment. Nothing may be granted then.

@@ -109,8 +109,6 @@ class Slots:
         """
         if entry.space == Space.SEMAPHORE and entry.limit != UNKNOWN:
             return Status.LIMIT_MISMATCH
-        if entry.limit != UNKNOWN:
-            entry.queue().resized = now
         is_more, entry.limit = limit > entry.limit, limit
         if is_more and entry.waiters:
             self.promote(entry, now, effects)  # ahead of who asks
@@ -143,7 +141,7 @@ class Slots:
         del entry.partition.spaces[entry.space][entry.key]
 
     def remove_unused(self, entry: Entry) -> None:
-        """Forget an entry without holders and waiters, unless that is done."""
+        """Forget an entry that has no holder and no waiter, if it is not gone already."""
         if not (entry.holds or entry.waiters) and self.is_here(entry):
             self.remove(entry)
 

@@ -152,6 +152,7 @@ def test_a_conflict_sends_the_task_again_with_its_position(make: Make) -> None:
     assert stage.heard == [CONFLICT, requeued(7.5, 1)]
     header = stage.sent(7.5).headers[RUN]
     assert (header["attempt"], header["ticket"]) == (1, "0123abcd")
+    assert stage.app.AsyncResult(stage.id).state == "RETRY"
 
 
 def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(make: Make) -> None:
@@ -304,14 +305,14 @@ def test_a_redelivery_is_sent_again_and_says_so_aloud_once(
     make: Make, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
-    before = {HEADER: {"lock_timeout": 3}, RUN: {"attempt": 5, "redelivery": number - 1}}
+    before = {HEADER: {"lock_timeout": 3}, RUN: {"attempt": 5, "redelivery": number - 1, "age": 7}}
     with pytest.raises(RedeliveryRequeued):
         stage.end(Redelivered(ERROR), **before)
     [(name, said)] = stage.heard
     assert (name, said) == requeued(said["countdown"], number)
     headers = stage.sent(said["countdown"]).headers
     assert headers[HEADER] == {"lock_timeout": 3}
-    assert headers[RUN] == {"redelivery": number, "id": stage.id, "retries": 0}
+    assert headers[RUN] == {"redelivery": number, "age": 7, "id": stage.id, "retries": 0}
     [record] = caplog.records
     assert record.levelno == (logging.WARNING if number == 1 else logging.INFO)
     assert ("visibility_timeout" in record.getMessage()) == (number == 1)

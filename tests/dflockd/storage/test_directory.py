@@ -13,7 +13,7 @@ import pytest
 
 from dflockd.storage import directory
 from dflockd.storage.directory import StateDir, StateError
-from dflockd.wire import Granted, Recovering, Renewed, Status, Superseded, fence_from_token
+from dflockd.wire import Granted, Pause, Recovering, Renewed, Status, Superseded, fence_from_token
 from tests.dflockd.storage.machine import LIMITS, Machine
 
 # The same boot.
@@ -140,12 +140,15 @@ def test_nobody_else_may_read_it(machine: Machine) -> None:
 def test_a_clean_stop_waits_for_nobody_on_the_next_boot(machine: Machine) -> None:
     run = machine.start()
     run.lock(b"k", 20)
+    assert run.ask(Pause(b"paused", 60_000)) is Status.OK
     machine.now += 5
     run.stop()
     machine.crash(now=3.0)
 
     run = machine.start()
     assert run.state.recovery == 0
+    [pause] = run.state.pauses
+    assert (pause.since, pause.until) == (-2.0, 58.0)
     assert run.left() == {b"k": pytest.approx(15, abs=0.11)}
     assert run.state.holds[0].since == pytest.approx(-2.0)
     assert isinstance(run.attempt(b"other"), Granted)

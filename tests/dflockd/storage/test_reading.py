@@ -261,3 +261,10 @@ def test_a_segment_that_ends_elsewhere_than_the_state_file_says_is_damage(
 ) -> None:
     closed.closed[-2][1] += by
     assert "damaged" in closed.refused(Trust.CLOSED)
+
+
+def test_a_segment_that_says_it_is_the_last_and_is_not_is_damage(closed: Written) -> None:
+    last, _ = closed.closed[-1]
+    closed.closed.append([last + 1, 4096])
+    path = segments(closed.path)[-1]
+    assert closed.refused(Trust.CLOSED) == f"{path}: damaged at byte 64"

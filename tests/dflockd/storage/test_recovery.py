@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from dflockd import errors
+from dflockd.storage import segment
+from dflockd.storage.reading import name_of
 from dflockd.wire import fence_from_token
 from tests.dflockd.client_support import Calls, Client, client_named, soon, stats, until
 from tests.dflockd.raw_server import ServerProcess, eventually, granted
@@ -93,6 +95,21 @@ def test_what_has_ended_stays_so(site: Site) -> None:
     granted(raw.ask("l", "released", 0))
     granted(raw.ask("l", "short", 0))
     assert raw.ask("l", "closed", 0) == "timeout"
+
+
+def test_what_is_granted_is_soon_on_the_disk(site: Site) -> None:
+    """If the machine ends, no more may be lost than of the last second or so."""
+    granted(site.connect().ask("l", "k", "0 100"))
+    identity, generation = bytes.fromhex(site.file["identity"]), site.file["generation"]
+    name = site.path / name_of(generation, 1)
+
+    def is_on_disk() -> bool:
+        content = segment.parse(name.read_bytes(), identity, generation, 1)
+        assert content is not None
+        assert len(content.records) == 1
+        return content.synced == content.end
+
+    eventually(is_on_disk)
 
 
 def test_semaphores_and_detached_holds(site: Site) -> None:

@@ -95,16 +95,15 @@ def come_and_go(
     """A few peers about two keys, with many positions that are kept: chance alone makes few."""
     dice = random.Random(seed)
     machine = TableMachine()
-    most_waiters = dice.choice([0, 0, 0, 3])
+    waiters = dice.choice([0, 0, 0, 3])
     keys = dice.choice([[(0, b"a")], [(0, b"b")], [(0, b"a"), (0, b"b")]])
     if (in_groups or weighed) and seed % 3:
         keys = [(0, b"b")]
     times = dice.choice([[0, 1000, 2500], [0], [2500, 5000]]), dice.choice([[0, 500], [1000, 3000]])
     usual_rate = dice.choice([Rate(1, 751), Rate(2, 2003), Rate(3, 1502), Rate(5, 5003)])
     # Sometimes there is room for the usual rate of one key, and no more.
-    most_runs = usual_rate.runs if seed % 4 > 2 else 1_000_000
-    bounds = {"max_waiters": most_waiters, "max_rate_runs": most_runs}
-    machine.begin(Limits(default_lease=10, max_lease=20, **bounds))
+    runs = usual_rate.runs if seed % 4 > 2 else 1_000_000
+    machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=waiters, max_rate_runs=runs))
     usual = {b"a": 1, b"b": 3}
     changes = dice.random() < 0.5
 
