@@ -361,7 +361,8 @@ class Locks(LocksBase[DistributedLock]):
                     lock.check()
                 except errors.LockLostError as exc:
                     raise lost_error(lock) from exc
-            if self.held:  # one may come into doubt while another's end is waited for
+            # One may come into doubt while another's end is waited for.
+            if len(self._locks) == 1 or self.held:
                 return
 
     def look(self, key: str) -> Look:

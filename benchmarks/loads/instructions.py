@@ -48,12 +48,16 @@ ASYNC_WITH = Topic(
     ASYNCIO,
     {REDIS_ASYNCIO: Goal(0.22, 0.18)},
 )
-RUN = Topic(
-    "task-instructions-run",
-    "Instructions that a lock adds to running a task",
+TASK = Topic(
+    "task-instructions",
+    "Instructions that a lock adds to a task, where it is sent and where it runs",
     "Ir",
     jobs.OURS,
     {jobs.ONCE: Goal(0.6, 0.4), jobs.SINGLETON: Goal(0.6, 0.4)},
+)
+"""Both: celery-once and celery-singleton take the lock where the task is sent."""
+RUN = Topic(
+    "task-instructions-run", "Instructions that a lock adds to running a task", "Ir", jobs.OURS
 )
 RUN_WHERE = Topic("task-instructions-run-where", "Where those around a task are", "Ir")
 SENT = Topic(
@@ -117,17 +121,20 @@ def load(bench: Bench) -> Iterator[Load]:
             # One that was not sent has no lock of its own to give back.
             run = added("runner", (jobs.OURS, jobs.REDIS, jobs.ONCE, jobs.SINGLETON, jobs.BARE))
             sent = added("publisher", (jobs.OURS, jobs.UNIQUE, jobs.ONCE, jobs.SINGLETON))
+            of_run, of_sent = whole(run), whole(sent)
+            both = (jobs.OURS, jobs.ONCE, jobs.SINGLETON)
             return {
                 SERVER.key: whole(server),
                 SERVER_WHERE.key: server[servers.OURS],
                 WITH.key: {way: program[way] for way in (OURS, BARE, REDIS)},
                 ASYNC_WITH.key: {way: program[way] for way in (ASYNCIO, REDIS_ASYNCIO)},
-                RUN.key: whole(run),
+                TASK.key: {way: of_run[way] + of_sent[way] for way in both},
+                RUN.key: of_run,
                 RUN_WHERE.key: run[jobs.OURS],
-                SENT.key: whole(sent),
+                SENT.key: of_sent,
             }
 
-        yield Load([SERVER, SERVER_WHERE, WITH, ASYNC_WITH, RUN, RUN_WHERE, SENT], measure, 1)
+        yield Load([SERVER, SERVER_WHERE, WITH, ASYNC_WITH, TASK, RUN, RUN_WHERE, SENT], measure, 1)
 
 
 def whole(found: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -26,6 +26,11 @@ _chance = random.SystemRandom()
 RENEWAL_JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
 
+TOGETHER = 0.05
+"""Seconds between the times at which renewals are sent, where the jitter leaves room for that: so a
+process that holds many locks, and their server, wake once for all that are due by then. Not more, for
+the server has other requests in between."""
+
 UNRENEWED: Final = "its lease ended unrenewed"
 UNKNOWN: Final = "the server no longer knows it"
 
@@ -250,9 +255,11 @@ class Lease:
         self.deadline = min(self.deadline, clock.now() + seconds)
 
     def spread(self) -> None:
-        """Choose when it is renewed, by chance."""
-        share = self.renew_ratio * (1 - _chance.random() * RENEWAL_JITTER)
-        self.renew_at = min(self.deadline - self.lease * (1 - share), self.report_at)
+        """Choose when it is renewed: by chance, and then with others that are due about that time."""
+        latest = self.deadline - self.lease * (1 - self.renew_ratio)
+        early = self.lease * self.renew_ratio * RENEWAL_JITTER
+        due = latest - early * _chance.random()
+        self.renew_at = min(max(due - due % TOGETHER, latest - early), self.report_at)
 
     def begin(self, report_at: float) -> None:
         """Note that its run begins. A renewal will report that to its server."""

@@ -180,16 +180,16 @@ class Journal:
         Raises:
             OSError: there is no room for another segment. Nothing may be granted then.
         """
-        # Before the records, and on the disk: if the machine crashes, a recovery waits for the longest
-        # lease that is noted there. A longer one would outlast it, with the next holder beside it.
-        for hold in changes:
-            if isinstance(hold, Hold) and hold.span > self.longest and not hold.detached:
-                self.lengthen(hold.span)
         self._fence = fence
         for hold in changes:
             if not isinstance(hold, Hold):
                 self._change(hold)
             elif hold.fence in hold.entry.holds:
+                # Before the record, and on the disk: if the machine crashes, a recovery waits for the
+                # longest lease that is noted there. A longer one would outlast it, with the next holder
+                # beside it.
+                if hold.span > self.longest and not hold.detached:
+                    self.lengthen(hold.span)
                 self._put(hold)
             else:
                 self._end(hold.fence)

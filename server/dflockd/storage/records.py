@@ -91,8 +91,23 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         record: what there is to say of it, a `HoldRecord` or the same without its names.
         seed: the checksum of what stands above: a record that has come from elsewhere is no record.
     """
-    (space, key, limit, fence, lease, deadline, since, label, detached) = record[:9]
-    owner, attempt, age, is_pending, group, weight = record[9:]
+    (
+        space,
+        key,
+        limit,
+        fence,
+        lease,
+        deadline,
+        since,
+        label,
+        detached,
+        owner,
+        attempt,
+        age,
+        is_pending,
+        group,
+        weight,
+    ) = record
     flags = _DETACHED if detached else 0
     body = (
         _HOLD.pack(
@@ -123,14 +138,12 @@ def encode_newest(record: NewestRecord, seed: int) -> bytes:
 
 def encode_end(name: Name, seed: int) -> bytes:
     """Return the record that something has ended, or is of no more use."""
-    if isinstance(name, bytes):
+    if isinstance(name, int):  # nearly always
+        body = _END.pack(_IS_END, name) if name >= 0 else _RATE_END.pack(_IS_RATE_END, -name)
+    elif isinstance(name, bytes):
         body = _NEWEST_END.pack(_IS_NEWEST_END, len(name)) + name
-    elif isinstance(name, PausedKey):
-        body = _PAUSE_END.pack(_IS_PAUSE_END, len(name.key)) + name.key
-    elif name < 0:
-        body = _RATE_END.pack(_IS_RATE_END, -name)
     else:
-        body = _END.pack(_IS_END, name)
+        body = _PAUSE_END.pack(_IS_PAUSE_END, len(name.key)) + name.key
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 

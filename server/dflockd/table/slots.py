@@ -109,6 +109,8 @@ class Slots:
         """
         if entry.space == Space.SEMAPHORE and entry.limit != UNKNOWN:
             return Status.LIMIT_MISMATCH
+        if entry.limit != UNKNOWN:
+            entry.queue().resized = now
         is_more, entry.limit = limit > entry.limit, limit
         if is_more and entry.waiters:
             self.promote(entry, now, effects)  # ahead of who asks

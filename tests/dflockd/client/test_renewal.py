@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from unittest.mock import Mock
 
 import pytest
 
-from dflockd import errors
+from dflockd import clock, errors
+from dflockd.client.lease import RENEWAL_JITTER, TOGETHER, Lease
+from dflockd.client.operations import Target
 from dflockd.client.process import close_idle_connections
+from dflockd.wire import Space
 from tests.dflockd.client_support import (
     Calls,
     Client,
@@ -52,6 +56,24 @@ async def test_the_lease_is_renewed(server: ServerProcess, key: str) -> None:
                 for case in ((600, 0.001), (60, 0.005), (60, 0.02), (8, 0.1))
             )
         )
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.02, 0.5, 0.9])
+@pytest.mark.parametrize("seconds", [1, 30])
+def test_a_process_wakes_once_for_many_renewals(seconds: int, ratio: float) -> None:
+    """As early as the jitter allows, and no earlier: then most are due at the same few instants."""
+    target, wait, number = Target(Space.LOCK, b"key", 1, None, "server"), seconds * ratio, 2000
+    due = set()
+    for granted in range(number):
+        began = clock.now() + granted * seconds / number
+        lease = Lease(target, (b"token", seconds, began + seconds), Mock(), ratio)
+        lease.spread()
+        assert 0.9 * wait - 1e-6 < lease.renew_at - began < wait + 1e-6
+        due.add(lease.renew_at)
+    instants = seconds * (1 + ratio) / TOGETHER
+    room = wait * RENEWAL_JITTER / TOGETHER
+    if room > 1:
+        assert len(due) < instants + number / room
 
 
 async def test_renew(client: Client, server: ServerProcess, key: str) -> None:

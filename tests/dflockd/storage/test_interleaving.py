@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import dflockd
 from dflockd.storage.disk import Disk
 from dflockd.storage.journal import Journal
 from tests.dflockd.client.interruptions import trace_instructions
@@ -24,6 +25,8 @@ from tests.dflockd.storage.test_journal import IDENTITY, Model, no_wait_for_the_
 from tests.dflockd.storage.test_power_cuts import cut_everywhere, kill_everywhere, patch
 
 __all__ = ["no_wait_for_the_disk", "patch"]
+
+pytestmark = pytest.mark.skipif(dflockd.compiled, reason="nothing traces what is compiled")
 
 RECORDING = ("record", "_put", "_end", "_move", "_first_live", "_has_too_much", "_turn")
 """What is done by the thread that records."""

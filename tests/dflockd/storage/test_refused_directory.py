@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import dflockd
 from dflockd.storage import segment, state_file
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.storage.journal import Journal
@@ -30,9 +31,10 @@ class KilledError(BaseException):
 STEPS: list[tuple[type, str]] = [
     (StateDir, "_save"),
     (Journal, "start"),
-    (Journal, "_put"),
     (Journal, "drop_others"),
 ]
+if not dflockd.compiled:  # there it is not looked up in its class
+    STEPS.append((Journal, "_put"))
 
 
 # Ends in the middle of a start.
