@@ -294,7 +294,9 @@ class Service:
         waiter.wants_turn = False
 
         def forget() -> None:
-            if self.tickets.pop(ticket, None) is not None and waiter in self.queue:
+            was_known = self.tickets.pop(ticket, None) is not None
+            # Who is back by another ticket has their place on a connection.
+            if was_known and waiter.peer is None and waiter in self.queue:
                 self.queue.remove(waiter)
 
         self.stage.at(self.stage.now + TICKET_KEPT, forget)
