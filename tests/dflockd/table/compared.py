@@ -134,12 +134,13 @@ class Compared(RuleBasedStateMachine):
         if hold.token is not None:
             assert hold.token == token
             return
-        assert token not in [known for _, known in self.seen]
+        assert token not in [known for _, known in self.seen], "a token was granted twice"
         hold.token = token
         self.seen.append((hold.name, token))
         self.fences[hold.number] = fence_from_token(token)
         fences = [self.fences[number] for number in sorted(self.fences)]
-        assert all(a < b for a, b in zip([FIRST_FENCE, *fences], fences, strict=False))
+        grows = all(a < b for a, b in zip([FIRST_FENCE, *fences], fences, strict=False))
+        assert grows, f"each fence is larger than the last: {fences}"
 
     def tell_ticket(self, waiter: NaiveWaiter, ticket: bytes) -> None:
         """A position has one ticket, and no other has that."""

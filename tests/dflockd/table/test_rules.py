@@ -193,6 +193,15 @@ def test_d28_the_end_of_a_connection_frees_all_it_had() -> None:
     assert table.next_deadline() is None
 
 
+def test_each_fence_is_larger_than_the_last_of_any_key() -> None:
+    table = table_of()
+    peers = [table.connect() for _ in range(4)]
+    tokens = [take(table, peer, key) for peer, key in zip(peers, (b"k", b"l", b"m"), strict=False)]
+    table.disconnect(peers[0], 1.0, clean=True)
+    fences = [fence_from_token(token) for token in [*tokens, take(table, peers[3], b"k")]]
+    assert fences == sorted(set(fences))
+
+
 def test_fences_end_instead_of_starting_again() -> None:
     issuer = TokenIssuer(b"secret", 2**64 - 2)
     token = issuer.issue(LOCK, b"k", is_sole=True)
