@@ -71,7 +71,7 @@ FOUND_IN_HANGS = {
     "silence taken for an answer": (0,),
     "cut off though nobody has answered": (0,),
     "ten seconds for any answer": (0,),
-    "connections given up that owe an answer": (15, 46, 47),
+    "connections given up that owe an answer": (5, 19, 29),
     "answers that are owed forgotten": (8, 30),
 }
 
