@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
             return 1
         finally:
-            _hold_hangups(True)  # a loop that closes has it end the process again
+            # Blocking it would not do: each thread that is left has a mask of its own.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _in_one_line(exc: Exception) -> str:
@@ -348,8 +349,9 @@ def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
     stopped = asyncio.Event()
     _on_signals(stopped)
     loop, wished = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, wished.set)
-    # The loop keeps the event, and the event the task that waits for it.
+    # Not by the loop: when it closes, it has SIGHUP end the process again.
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(wished.set))
+    # The handler keeps the event, and the event the task that waits for it.
     loop.create_task(_reload_when(wished, settings, store))
     _hold_hangups(False)
     for warning in settings.warnings:
