@@ -97,6 +97,16 @@ async def test_who_does_not_read_the_answer_is_dropped(
         assert "127.0.0.1: answer was not read in time" in caplog.text
 
 
+async def test_who_reads_the_answers_late_gets_all_of_them() -> None:
+    async with site_here() as here:
+        fill(here.table, 500)
+        peer = await here.connect()
+        peer.writer.write(b"GET /api/locks?limit=500 HTTP/1.1\r\nHost: a\r\n\r\n" * 60)
+        await until(lambda: any(each._can_write for each in here.http._house._gates))
+
+        assert [await peer.status() for _ in range(60)] == [200] * 60
+
+
 # Greedy ones.
 
 
