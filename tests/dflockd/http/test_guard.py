@@ -6,7 +6,6 @@ import base64
 import re
 import socket
 import ssl
-import subprocess
 import time
 import urllib.request
 from pathlib import Path
@@ -15,10 +14,12 @@ from urllib.parse import urlsplit
 import h11
 import pytest
 
+from dflockd.files import not_after
 from dflockd.http.guard import _authenticated
 from dflockd.http.head import HttpRequest
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, basic, bearer
 from tests.dflockd.raw_server import PATIENCE
+from tests.dflockd.server.conftest import make_certificates
 
 CLOSED = [
     "/",
@@ -232,30 +233,19 @@ def test_the_page_stands_alone() -> None:
 
 
 def test_it_is_https_where_the_wire_is_tls(start_site: StartSite, tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
-            ),
-            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
-        ],
-        capture_output=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    site = start_site("--tls-cert", str(cert), "--tls-key", str(key))
+    make_certificates(tmp_path)
+    cert, key, ca = (str(tmp_path / name) for name in ("server.pem", "server.key", "ca.pem"))
+    site = start_site("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca)
     assert site.url.startswith("https://127.0.0.1:")
-    context = ssl.create_default_context(cafile=str(cert))
-    with urllib.request.urlopen(site.url + "healthz", context=context, timeout=15) as answer:
-        assert answer.read() == b"ok\n"
+    context = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+
+    with urllib.request.urlopen(site.url + "metrics", context=context, timeout=15) as answer:
+        metrics = answer.read().decode()
+    for setting, path in ("tls-cert", cert), ("tls-client-ca", ca):
+        name = f'dflockd_certificate_expiry_timestamp_seconds{{setting="{setting}"}}'
+        [value] = re.findall(rf"^{re.escape(name)} (.+)$", metrics, re.MULTILINE)
+        assert float(value) == not_after(path) > 0
 
 
 def test_a_request_that_names_no_host(site: Site) -> None:
