@@ -128,14 +128,11 @@ PRONOUN = re.compile(
 )
 """An argument that is described by what stands beside it."""
 
-FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<!\.)\.\.\.$", re.MULTILINE)
+FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<=\w)\.\.\.$", re.MULTILINE)
 """Of a docstring: the rest or the beginning of another one's sentence, or a riddle."""
 
 STATEMENT_OF_WHO = re.compile(r"^Who [^?]*[.!:]$")
 POINTING = re.compile(r"\b(?:see|as) (?:above|below)\b")
-BRANCH = re.compile("[├└]")
-ENTRY = re.compile(r"    [*\w]+(?:, [*\w]+)*: ")
-"""The first line of an entry in a section of a docstring."""
 
 NOWHERE = re.compile(r"\[(?:here|link|this|this page)\]\(")
 
@@ -157,54 +154,18 @@ def dependent(text: str) -> list[str]:
     ]
 
 
-def strays(docstring: str) -> list[str]:
-    """The lines of a section that begin no entry, and are not indented as the rest of one."""
-    found, is_inside = [], False
-    for line in docstring.splitlines():
-        if line and not line.startswith(" "):
-            is_inside = line in ("Args:", "Attributes:")
-        elif is_inside and re.match(r"    \S", line) and not ENTRY.match(line):
-            found.append(line)
-    return found
-
-
 def repeated(text: str) -> list[str]:
     long = [block.strip() for block in blocks(text) if len(block.split()) > 12]
     return [block for block, number in Counter(long).items() if number > 1]
 
 
-def messages(source: str) -> str:
-    """The texts in this code that are no docstrings, as paragraphs."""
-    tree = ast.parse(source)
-    described = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    texts = [
-        node.value.strip()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and id(node) not in described
-    ]
-    return "\n\n".join(texts)
-
-
-def docstrings_of(source: str) -> str:
-    """The docstrings in this code, those behind constants too, as paragraphs."""
-    return "\n\n".join(
-        inspect.cleandoc(node.value.value)
+def texts_of(source: str) -> str:
+    """The strings in this code, and the comments: lines of their own that follow each other are one."""
+    found = [
+        inspect.cleandoc(node.value)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
-def comments_of(source: str) -> str:
-    """The comments in this code as paragraphs: lines of their own that follow each other are one."""
-    found: list[str] = []
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
@@ -251,41 +212,32 @@ def sources(folder: str) -> Iterator[tuple[str, str]]:
 def test_code_is_plain(folder: str) -> None:
     """What it raises, logs and prints; docstrings and comments, those of private functions too.
 
-    No argument is "it", no docstring goes on with another one's sentence, no line of a section looks
-    like another argument, and a drawing has a line for each branch: what fills paragraphs anew would
-    join them.
+    No argument is "it", and no docstring goes on with another one's sentence.
     """
     found = []
     for path, source in sources(folder):
-        described, commented = docstrings_of(source), comments_of(source)
-        found += [(path, each) for each in odd_words(messages(source))]
-        found += [(path, each) for each in odd_words(described, SAY_IN_CODE)]
-        found += [(path, each) for each in odd_words(commented, SAY_IN_CODE)]
-        found += [(path, each) for each in long_sentences(f"{described}\n\n{commented}")]
-        found += [(path, each) for each in PRONOUN.findall(described)]
-        found += [(path, each) for each in blocks(described) if FRAGMENT.search(each)]
-        found += [(path, each) for each in strays(described)]
-        found += [(path, line) for line in source.splitlines() if len(BRANCH.findall(line)) > 1]
+        text = texts_of(source)
+        odd = [*odd_words(text, SAY_IN_CODE), *long_sentences(text), *PRONOUN.findall(text)]
+        odd += [each for each in blocks(text) if FRAGMENT.search(each)]
+        found += [(path, each) for each in odd]
 
     assert found == []
 
 
-def test_docstrings_are_found() -> None:
-    source = '"""Of whoever."""\nX = 1\n"""What becomes of X."""\nlog("for ever")\n'
-
-    assert docstrings_of(source) == "Of whoever.\n\nWhat becomes of X."
-    assert len(odd_words(docstrings_of(source))) == 2
-
-
-def test_comments_are_found() -> None:
-    source = (
-        "# It is told\n# of a turn.\nX = 1  # Who waits.\nY = 2  # It waits; who asks gets it.\n"
-    )
-
-    assert (
-        comments_of(source) == "It is told of a turn.\n\nWho waits.\n\nIt waits; who asks gets it."
-    )
-    assert [odd.split("'")[1] for odd in odd_words(comments_of(source), SAY_IN_CODE)] == [
+def test_all_texts_of_code_are_found() -> None:
+    source = '''"""Of whoever."""
+# It is told
+# of a turn.
+X = 1  # Who waits.
+"""What becomes of X."""
+log("for ever")  # It waits; who asks gets it.
+raise ValueError(f"{X} goes on to work")
+'''
+    assert [odd.split("'")[1] for odd in odd_words(texts_of(source), SAY_IN_CODE)] == [
+        "whoever",
+        "What becomes of",
+        "for ever",
+        "goes on to work",
         "is told of",
         "who asks gets it",
     ]
@@ -308,11 +260,7 @@ def test_the_checks_find_what_they_look_for() -> None:
     )
     defined = "    error: it.\n    token: of the grant,\n    key: the key of the lock.\n"
     assert PRONOUN.findall(defined) == ["    error: it.", "    token: of the grant,"]
-    args = "Args:\n    a, b: both,\n        for people.\n    c: it is cut\n    here.\n\nThe rest."
-    assert strays(args) == ["    here."]
     assert length(f"Two words.\n\n| a | cell |\n\n{code}") == len(
         ["Two", "words.", "`whoever`", "asks."]
     )
     assert len(repeated(f"{text}\n{text}")) == 1
-    source = 'def f():\n    """Whoever."""\n    raise ValueError(f"{1} waits for ever")'
-    assert [found.split("'")[1] for found in odd_words(messages(source))] == ["for ever"]
