@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from tests import forkserver
-from tests.dflockd.client_support import command
 from tests.dflockd.raw_server import ServerProcess, eventually
 from tests.forkserver import Forked
 
@@ -88,46 +87,6 @@ def test_it_ends_as_a_new_process_ends(
         assert process.wait(60) == process.poll() == process.returncode == status
         process.kill()  # nobody is there any more
     assert texts[0] == texts[1]
-
-
-def test_it_can_be_talked_to(probe: list[str], tmp_path: Path) -> None:
-    (tmp_path / "probe.py").write_text("print(input() + '!')\n")
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = forkserver.start(probe, cwd=tmp_path, **pipes)
-    with process.stdin, process.stdout:
-        print("hello", file=process.stdin, flush=True)
-        assert process.stdout.read() == "hello!\n"
-    assert process.wait(60) == 0
-
-
-def test_it_is_run_as_a_new_process_is(
-    probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "probe.py").write_text("import sys; print(sys.argv[1:]); sys.exit('ä')\n")
-    monkeypatch.chdir(tmp_path)
-    new = subprocess.run(probe, capture_output=True, text=True, check=False)
-    forked = forkserver.run(probe, timeout=60)
-    assert (new.returncode, new.stderr) == (1, "ä\n")
-    for each in ("returncode", "stdout", "stderr"):
-        assert getattr(forked, each) == getattr(new, each)
-
-
-def test_whoever_hears_of_it_can_signal_its_group() -> None:
-    program = command("import time; time.sleep(600)")
-    for _ in range(30):
-        process = forkserver.start(program, start_new_session=True)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
-
-
-def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) -> None:
-    (tmp_path / "probe.py").write_text("import signal; signal.pause()\n")
-    process = forkserver.start(probe, cwd=tmp_path)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)
-    assert process.poll() is None
-    process.terminate()
-    assert process.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
