@@ -58,7 +58,8 @@ LOOK_AGAIN = 1.0
 
 ASKED_AT_LEAST = 3
 """The number of servers to ask for the map even if the time is over, while one after the other does
-not answer. Otherwise a client that tries once would always ask the one that is gone."""
+not answer. Otherwise a client that tries once would always ask the one that is gone. One will do if
+all of the time went to a server that says nothing: the next call asks another."""
 
 DENIED = 2.0
 """Seconds for which a server that is in charge of a shard may not know it yet."""
@@ -482,17 +483,20 @@ class Pursuit:
             over = clock.now()
         elif self._until is not None and not self._insists:
             over = self._until + GRACE
+        least = ASKED_AT_LEAST
+        if but is None and over is not None and clock.now() >= over:
+            least = 1
         refusals: list[errors.RemoteError] = []
         sources = [each for each in self._map.sources(self._suspects) if each != but]
         for server in sources:
             patience, now = SHARDS_PATIENCE, clock.now()
             if over is not None:
-                if now >= over and len(refusals) >= ASKED_AT_LEAST:
+                if now >= over and len(refusals) >= least:
                     break
                 if but is not None and self._is_over():
                     break
                 # Each of the few that must be asked has its share.
-                share = max(1, min(ASKED_AT_LEAST, len(sources)) - len(refusals))
+                share = max(1, min(least, len(sources)) - len(refusals))
                 patience = min(patience, max(0.0, over - now) / share)
             loading = partial(shards, known=self._map.report)
             try:
