@@ -83,8 +83,9 @@ class Lease:
     is_away = False
     """Whether the reactor looks for another connection to renew it on: then nobody need wait for this
     one."""
-    spare: Connection | None = None
-    """A second connection to the same server, to which the hold may belong. It is the reactor's."""
+    spares: tuple[Connection, ...] = ()
+    """Other connections to the same server, to one of which the hold may belong. They are the
+    reactor's."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
     begun: bool | None = None

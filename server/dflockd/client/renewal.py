@@ -126,8 +126,8 @@ class _Keeper:
 
     def close(self) -> None:
         """Close what nobody else knows."""
-        if self.lease.spare is not None:
-            self.lease.spare.close()
+        for spare in self.lease.spares:
+            spare.close()
         self._fire(self.promised)
 
     def heed(self, now: float) -> None:
@@ -170,7 +170,7 @@ class _Keeper:
             until = self.silent_at(sent)
         else:
             until = clock.now() if self.lease.renewals else self.lease.renew_at
-        if self.lease.spare is not None:
+        if self.lease.spares:
             until = min(until, clock.now() + BOTH)
         return min(until, self.lease.deadline)
 
@@ -182,11 +182,12 @@ class _Keeper:
             UnexpectedReplyError: what came is no reply.
             DflockdError: what the reply says.
         """
-        lease, spare = self.lease, self.lease.spare
+        lease = self.lease
         if not link.owes():
             self.sent.pop(link, None)  # its owner has used it meanwhile
-        if spare is not None and spare in self.sent:
-            self._listen(spare)
+        for spare in lease.spares:
+            if spare in self.sent:
+                self._listen(spare)
         if came and (line := link.receive()) is not None:
             sent = self.sent.pop(link, None)
             if sent is not None:
@@ -198,12 +199,7 @@ class _Keeper:
             return False
         if link in self.sent:
             return now >= self.silent_at(self.sent[link])
-        spare = self.lease.spare
-        if (
-            now >= lease.renew_at
-            or lease.renewals
-            or (spare is not None and spare not in self.sent)
-        ):
+        if now >= lease.renew_at or lease.renewals or self._not_needed():
             self.sent[link] = now
             self.heed(now)
             self.says_begun = lease.begun is True
@@ -238,11 +234,15 @@ class _Keeper:
 
     def _settle(self, answer: TimedReply) -> None:
         """See what follows from a renewal that is done."""
-        spare = self.lease.spare
         self.keep_promises(answer.sent)
-        if spare is not None and spare not in self.sent and answer.sent >= self._settles_from:
-            self.lease.spare = None
-            spare.close()
+        if answer.sent >= self._settles_from:
+            for spare in self._not_needed():
+                spare.close()
+            self.lease.spares = tuple(each for each in self.lease.spares if each in self.sent)
+
+    def _not_needed(self) -> list[Connection]:
+        """Return the other connections that have answered: their end only has to follow a renewal."""
+        return [spare for spare in self.lease.spares if spare not in self.sent]
 
 
 class _Rescue:
@@ -260,10 +260,10 @@ class _Rescue:
         self._pool = keeper.pool
         self._why = why
         self._route = stood_on.route
-        self._ours = [stood_on]
+        self._ours = [stood_on, *keeper.lease.spares]
         """The connections on which it has been asked, the latest last."""
-        if keeper.lease.spare is not None:
-            self._ours.append(keeper.lease.spare)
+        self._silent = [spare for spare in keeper.lease.spares if spare in keeper.sent]
+        """Those that have owed an answer since an earlier search."""
         self._turn = Turn(keeper.lease, keeper.pool)
         self._waits_since = clock.now()
         self._certain_from = 0.0
@@ -304,15 +304,16 @@ class _Rescue:
     def _end(self, link: Connection | None) -> None:
         """Close the connections that are not needed, and let others know whether the server is back."""
         keeper = self._keeper
-        keeper.lease.spare = None
+        spares: list[Connection] = []
         for each in self._ours:
             if each is link or each.closed:
                 continue
             if link is not None and each.route.address == link.route.address:
-                keeper.lease.spare = each
+                spares.append(each)
             else:
                 each.close()
-        stay = (link, keeper.lease.spare)
+        keeper.lease.spares = tuple(spares)
+        stay = (link, *spares)
         keeper.sent = {each: sent for each, sent in keeper.sent.items() if each in stay}
         self._turn.end(is_back=link is not None)
 
@@ -408,8 +409,12 @@ class _Rescue:
                 yield Ready(known[-1], False, until if len(known) < 2 else min(until, now + BOTH))
 
     def _ask_again(self, known: list[Connection]) -> Flow[float]:
-        """Ask a silent server on another connection; return after how many seconds to do so again."""
-        if len(known) > 1:
+        """Ask a silent server on another connection; return after how many seconds to do so again.
+
+        On one more, however long the server is silent. Its flow may vanish as well, later: those that
+        have been silent since an earlier search do not count.
+        """
+        if len([each for each in known if each not in self._silent]) > 1:
             for each in known:
                 if each not in self._keeper.sent:
                     self._ask(each)

@@ -571,7 +571,7 @@ class LockSession(Requester):
         link = None if lease is None or not lease.is_held_at(clock.now()) else lease.take()
         if lease is None or link is None:
             return None
-        if link.closed or link.owes() or lease.spare is not None or not lease.end(claim):
+        if link.closed or link.owes() or lease.spares or not lease.end(claim):
             lease.put(link)
             return None
         self.telling = link

@@ -73,9 +73,9 @@ def test_only_what_is_certainly_held_can_be_lent(server: LockServer) -> None:
     assert link is not None
     assert lock.lend() is None
     lease.put(link)
-    lease.spare = link  # as after a rescue: it may belong to the other connection
+    lease.spares = (link,)  # as after a rescue: it may belong to the other connection
     assert lock.lend() is None
-    lease.spare = None
+    lease.spares = ()
     assert lock.held
     assert lock.release()
 

@@ -68,4 +68,4 @@ class GivesUpWhatMayAnswer(_Rescue):
     def _end(self, link: Connection | None) -> None:
         super()._end(link)
         self._keeper.close()
-        self._keeper.lease.spare = None
+        self._keeper.lease.spares = ()
