@@ -363,7 +363,6 @@ class History:
     def check(self) -> None:
         self.go_on()
         for table in self.tables:
-            check_counts(table)
             for partition in table.each_partition():
                 for entry in partition.spaces[LOCK].values():
                     self.check_entry(table, entry)
@@ -393,9 +392,12 @@ class History:
             self.cut_off: 0.4,
             self.pass_time: 4,
         }
-        for step in self.dice.choices([*moves], [*moves.values()], k=steps):
-            step()
+        for number, act in enumerate(self.dice.choices([*moves], [*moves.values()], k=steps)):
+            act()
             self.check()
+            if number % 5 == 0:
+                for table in self.tables:
+                    check_counts(table)
         self.end()
 
     def end(self) -> None:
