@@ -16,18 +16,15 @@ from dflockd.wire import (
     FEATURES,
     FrameTooLongError,
     Hello,
-    MapReport,
-    Moved,
-    Refusal,
     Reply,
     RequestReader,
     Status,
     Unwelcome,
     Welcome,
-    encode_map,
     encode_reply,
 )
 from tests.dflockd.server.session_support import FullTransport, connect, prepare
+from tests.dflockd.table.sharded_support import Shards
 
 KEYS = [b"a", b"a", b"a", b"b", b"c", b"d"]
 BAD_KEYS = [b"", b"a b", b"a\0", b"a\tb", b"\xff", b"a\r", b"k" * 257]
@@ -68,17 +65,9 @@ class Loop(asyncio.AbstractEventLoop):
         """Nothing is to be done."""
 
 
-class Shards:
-    """Three shards, by key. The last is always elsewhere."""
-
-    def shard_of(self, key: bytes) -> int:
-        return {b"a": 0, b"b": 1}.get(key[:1], 2)
-
-    def refer(self, shard: int) -> Refusal:
-        return Moved(shard, 1, b"elsewhere:6388")
-
-    def report(self, now: float) -> MapReport:
-        return encode_map({})
+def three_shards() -> Shards:
+    """By key. The last is always elsewhere."""
+    return Shards(lambda key: {b"a": 0, b"b": 1}.get(key[:1], 2))
 
 
 class Written:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.table import Limits, LockTable, Peer, TokenIssuer
+from dflockd.table import LockTable, Peer
 from dflockd.table.reservations import MAX_RESERVED
 from dflockd.wire import (
     MAX_LINE,
@@ -24,13 +24,13 @@ from dflockd.wire import (
     Rate,
     Release,
     Renew,
-    Reply,
-    Request,
     Reserve,
     Space,
     Status,
     TimedOut,
 )
+from tests.dflockd.table.rules_support import table_of
+from tests.dflockd.table.turns_support import ask
 from tests.effort import more
 
 LOCK = Space.LOCK
@@ -38,22 +38,13 @@ LABEL = b"l" * 60
 DAY = 86_400_000
 
 
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
-    effects = table.handle(peer, request, now)
-    return next((reply for number, reply in effects if number == peer.id), None)
-
-
-def reserve(table: LockTable, peer: Peer, key: bytes, number: int = 0) -> Reply | None:
+def reserve(table: LockTable, peer: Peer, key: bytes, number: int = 0) -> object:
     """Want what somebody has, and be away."""
     who = {"owner": Owner(b"run-%d" % number, 0), "label": LABEL + b"%d" % number}
     reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, reserve=Reserve(60_000, 0), **who))
     if isinstance(reply, Granted):
         return reserve(table, peer, key, number)
     return reply
-
-
-def table_of(**limits: int) -> LockTable:
-    return LockTable(Limits(**limits), TokenIssuer(b"secret", 0))
 
 
 def begin_and_end(table: LockTable, peer: Peer, key: bytes, number: int) -> None:

@@ -12,19 +12,16 @@ from dflockd.wire import (
     Enqueue,
     Evict,
     How,
-    MapReport,
-    Moved,
     Next,
     Pass,
-    Refusal,
     Release,
     Renew,
     Request,
     Reserve,
     Space,
     Wait,
-    encode_map,
 )
+from tests.dflockd.table.sharded_support import AWAY, Shards
 from tests.dflockd.table.turns_support import process
 
 KEYS = [b"a", b"b", b"c"]
@@ -128,22 +125,10 @@ def test_what_is_counted_is_what_is_there() -> None:
     assert min(everything.values()) > 10, everything
 
 
-class Everywhere:
-    """Three shards, by the first letter of a key."""
-
-    def shard_of(self, key: bytes) -> int:
-        return KEYS.index(key)
-
-    def refer(self, shard: int) -> Refusal:
-        return Moved(shard, 1, b"elsewhere:6388")
-
-    def report(self, now: float) -> MapReport:
-        return encode_map({})
-
-
 def test_shards_take_their_numbers_along() -> None:
     dice = random.Random(7)
-    tables = [ShardTable(Limits(), TokenIssuer(b"secret", 1), Everywhere()) for _ in range(2)]
+    shards = Shards(KEYS.index)
+    tables = [ShardTable(Limits(), TokenIssuer(b"secret", 1), shards) for _ in range(2)]
     now = 1000.0
     for table in tables:
         table.serve_until(now + 1e6, now)
@@ -160,7 +145,7 @@ def test_shards_take_their_numbers_along() -> None:
             shard = dice.choice(list(owners))
             old, new = tables[owners[shard]], tables[1 - owners[shard]]
             snapshot = old.freeze(shard, now)
-            old.drop(shard, Moved(shard, 1, b"elsewhere:6388"))
+            old.drop(shard, AWAY)
             owners[shard] = 1 - owners[shard]
             epoch += 1
             new.open(shard, epoch << 40)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
+from dflockd.table import Effect, LockTable, Peer
 from dflockd.table.blocking import DeadlockSearch
 from dflockd.wire import (
     Acquire,
@@ -33,13 +33,9 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.turns_support import asks, calls, process
+from tests.dflockd.table.turns_support import asks, calls, process, table_of
 
 LOCK = Space.LOCK
-
-
-def table_of(**limits: int) -> LockTable:
-    return LockTable(Limits(max_locks=10_000, **limits), TokenIssuer(b"secret", 0), kept=True)
 
 
 class Stage:

@@ -20,7 +20,6 @@ from dflockd.wire import (
     Release,
     Renew,
     Renewed,
-    Reply,
     Request,
     Reserve,
     Space,
@@ -31,6 +30,7 @@ from dflockd.wire import (
     Wait,
 )
 from tests.dflockd.table.test_counts import agree, some_request
+from tests.dflockd.table.turns_support import ask
 
 LOCK = Space.LOCK
 MANY = 3 * STEP
@@ -38,11 +38,6 @@ MANY = 3 * STEP
 
 def table_of(**limits: int) -> LockTable:
     return LockTable(Limits(max_locks=10 * STEP, **limits), TokenIssuer(b"secret", 0))
-
-
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
-    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
-    return replies[-1] if replies else None
 
 
 def take_many(table: LockTable, peer: Peer, lease: int = 10) -> list[bytes]:
