@@ -15,6 +15,7 @@ import pytest
 
 from dflockd.table import Effect, Entry, Limits, LockTable, Peer, ShardTable, TokenIssuer, Waiter
 from dflockd.table.grouped import GroupedQueue
+from dflockd.table.limits import STEP
 from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import (
     ALL,
@@ -368,6 +369,11 @@ class History:
                     self.check_entry(table, entry)
 
     def check_entry(self, table: LockTable, entry: Entry) -> None:
+        used = 0
+        for hold in entry.holds.values():  # each was granted where its limit had room
+            assert used + min(hold.weight, hold.limit) <= hold.limit
+            used += hold.weight
+            assert hold.peer is None or not hold.peer.ended
         queue = entry.waiters
         if queue is None or not queue or queue.pause or entry.limit == 0:
             return
@@ -427,8 +433,12 @@ class History:
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 5000), marks=pytest.mark.soak)], ids=len
 )
+@pytest.mark.parametrize("step", [STEP, 1])
 @pytest.mark.timeout(900)
-def test_who_can_go_on_does(seeds: range) -> None:
+def test_who_can_go_on_does(seeds: range, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each step is as small as it can be."""
+    for module in ("slots", "connections"):
+        monkeypatch.setattr(f"dflockd.table.{module}.STEP", step)
     seen: Counter[str] = Counter()
     for seed in seeds:
         history = History(seed)

@@ -29,7 +29,6 @@ from dflockd.wire import (
     TimedOut,
     Wait,
 )
-from tests.dflockd.table.test_counts import agree, some_request
 from tests.dflockd.table.turns_support import ask
 
 LOCK = Space.LOCK
@@ -290,20 +289,6 @@ def test_however_many_slots_are_free_at_once_few_are_given_in_a_step() -> None:
     assert [number for step in steps for number, _ in step] == [waiter.id for waiter in waiters]
 
 
-def test_waiters_who_are_away_are_not_counted_one_by_one() -> None:
-    table = table_of(max_waiters=2)
-    holder, peer = table.connect(), table.connect()
-    ask(table, holder, Acquire(LOCK, b"k", 1, 0, 10))
-    for _ in range(10):
-        reserve(table, peer, 1, away=60_000, hold=0)
-    queue = table._partition.spaces[LOCK][b"k"].waiters
-    assert queue is not None
-    assert (len(queue), queue.present) == (10, 0)
-    for _ in range(2):
-        assert ask(table, table.connect(), Acquire(LOCK, b"k", 1, 9, 10)) is None
-    assert ask(table, peer, Acquire(LOCK, b"k", 1, 9, 10)) is Status.MAX_WAITERS
-
-
 # Limits.
 
 
@@ -321,40 +306,6 @@ def test_one_connection_holds_so_many_locks() -> None:
     assert isinstance(tokens[0], Granted)
     assert ask(table, peer, Release(LOCK, b"0", tokens[0].token)) is Status.OK
     assert isinstance(ask(table, peer, Acquire(LOCK, b"3", 1, 0, 10)), Granted)
-
-
-def test_one_connection_enqueues_so_often() -> None:
-    table = table_of(max_holds=2)
-    holder, peer = table.connect(), table.connect()
-    for number in range(2):
-        ask(table, holder, Acquire(LOCK, b"%d" % number, 1, 0, 10))
-        assert ask(table, peer, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
-    assert ask(table, peer, Enqueue(LOCK, b"2", 1, 10)) is Status.MAX_HOLDS
-    assert isinstance(ask(table, peer, Acquire(LOCK, b"2", 1, 0, 10)), Granted)
-
-
-def test_one_key_has_so_many_holders() -> None:
-    table = table_of(max_holds=2)
-    for _ in range(2):
-        assert isinstance(ask(table, table.connect(), Acquire(LOCK, b"k", 5, 0, 10)), Granted)
-    peer = table.connect()
-    assert ask(table, peer, Acquire(LOCK, b"k", 5, 9, 10)) is Status.MAX_HOLDS
-    assert ask(table, peer, Enqueue(LOCK, b"k", 5, 10)) is Status.MAX_HOLDS
-
-
-def test_who_comes_to_a_key_with_no_more_slots_than_one_may_hold_waits() -> None:
-    table = table_of(max_holds=2)
-    for _ in range(2):
-        assert isinstance(ask(table, table.connect(), Acquire(LOCK, b"k", 2, 0, 10)), Granted)
-    assert ask(table, table.connect(), Acquire(LOCK, b"k", 2, 9, 10)) is None
-    back = (Enqueue(LOCK, b"k", 2, 10), Acquire(LOCK, b"k", 2, 9, 10))
-    for again in back:
-        peer = table.connect()
-        assert ask(table, peer, Enqueue(LOCK, b"k", 2, 10)) is Status.QUEUED
-        kept = ask(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
-        assert isinstance(kept, TimedOut)
-        by_ticket = again._replace(ticket=kept.ticket)
-        assert ask(table, peer, by_ticket) in (None, Status.QUEUED)
 
 
 def test_what_comes_back_is_never_too_much() -> None:
@@ -381,63 +332,3 @@ def test_a_report_stops_at_so_many_keys() -> None:
         assert isinstance(ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, 10)), Granted)
     reply = ask(table, peer, Stats())
     assert b'"omitted":100,' in reply.json  # type: ignore[union-attr]
-
-
-# Every step as small as it can be, over random histories.
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("slots", "connections"):
-        monkeypatch.setattr(f"dflockd.table.{module}.STEP", 1)
-    dice = random.Random(seed)
-    limits = Limits(
-        default_lease=3,
-        max_waiters=dice.choice([0, 3]),
-        orphan_ttl=dice.choice([0, 1]),
-        auto_release=dice.random() < 0.8,
-    )
-    table = LockTable(limits, TokenIssuer(b"secret", 0), kept=True)
-    now, peers = 0.0, [table.connect() for _ in range(4)]
-    for _ in range(400):
-        ready = [peer for peer in peers if peer.waiting is None]
-        if not ready or dice.random() < 0.1:
-            gone = peers.pop(dice.randrange(len(peers)))
-            table.disconnect(gone, now, clean=dice.random() < 0.5)
-            peers.append(table.connect())
-        elif dice.random() < 0.2:
-            now += dice.choice([0.5, 1, 3])
-        elif dice.random() < 0.3:
-            table.advance(now)
-        else:
-            peer = dice.choice(ready)
-            request = some_request(dice, table, peer)
-            is_dead = is_past_its_deadline(table, request, now)
-            effects = table.handle(peer, request, now)
-            if is_dead:
-                assert (peer.id, Status.OK) not in effects
-                assert not any(isinstance(reply, Renewed) for _, reply in effects)
-        agree(table)
-        for number, reply in table.advance(now) if dice.random() < 0.2 else ():
-            assert number in table.connections.peers, reply
-        for space in table._partition.spaces:
-            for entry in space.values():
-                told = len(entry.waiters.told) if entry.waiters is not None else 0
-                most = max(entry.limit, *(hold.limit for hold in entry.holds.values()), 0)
-                assert len(entry.holds) + told <= most
-                assert entry.holds or entry.waiters
-    for peer in peers:
-        table.disconnect(peer, now, clean=True)
-    while (deadline := table.next_deadline()) is not None:
-        now = max(now, deadline)
-        table.advance(now)
-    assert len(table) == 0
-    assert not table._partition.reserved
-    assert table.counts.holding == table.counts.waiting == 0
-
-
-def is_past_its_deadline(table: LockTable, request: Request, now: float) -> bool:
-    if not isinstance(request, Renew | Release):
-        return False
-    hold = table.slots.find(table._partition, request.space, request.key, request.token)
-    return hold is not None and hold.deadline <= now
