@@ -8,8 +8,8 @@ from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.line import ClientProcess, Line
 from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Partition, Waiter
-from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
-from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
+from dflockd.wire import Acquire, Owner
+from tests.dflockd.table.rules_support import LOCK
 
 
 def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
@@ -84,39 +84,6 @@ def test_of_one_attempt_what_is_held_goes_before_what_waits(
     assert owners.latest(entry, b"run") is waiter
     owners.discard(entry, waiter)
     assert entry.owners == {}
-
-
-def test_who_is_back_counts_as_a_waiter_and_who_is_away_does_not() -> None:
-    table = table_of(max_waiters=1)
-    take(table, table.connect(), b"k")
-    for _ in range(2):  # and never less than it should
-        peer, other = table.connect(), table.connect()
-        assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-        kept = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
-        assert isinstance(kept, TimedOut)
-        assert reply_to(table, other, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-        table.disconnect(other, 1.0, clean=True)
-        assert (
-            reply_to(table, peer, Enqueue(LOCK, b"k", 1, None, ticket=kept.ticket)) is Status.QUEUED
-        )
-        assert reply_to(table, table.connect(), Acquire(LOCK, b"k", 1, 9, None)) is (
-            Status.MAX_WAITERS
-        )
-        table.disconnect(peer, 1.0, clean=True)
-
-
-def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
-    table = table_of(max_holds=1)
-    take(table, table.connect(), b"k")
-    away, back = table.connect(), table.connect()
-    assert reply_to(table, away, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-    kept = reply_to(table, away, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
-    assert isinstance(kept, TimedOut)
-    take(table, back, b"other")
-    assert (
-        reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None, ticket=kept.ticket))
-        is Status.MAX_HOLDS
-    )
 
 
 def test_what_was_not_noted_of_an_owner_is_not_taken_out(table: LockTable) -> None:
