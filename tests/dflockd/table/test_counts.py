@@ -10,7 +10,6 @@ from tests.dflockd.table.histories import come_and_go
 COUNTED = (
     *("granted", "queued", "full", "busy", "unknown", "outdated", "begun", "unbegun"),
     *("released", "expired", "parted", "timed_out", "kept", "forgotten", "ousted", "left"),
-    "asked_to_stop",
 )
 
 

@@ -10,6 +10,7 @@ from dflockd.table import HoldRecord, Limits, LockTable, Peer, ShardTable, Token
 from dflockd.wire import (
     Acquire,
     Enqueue,
+    Enqueued,
     Granted,
     Inspect,
     Moved,
@@ -156,3 +157,15 @@ def test_people_see_who_it_is(table: LockTable) -> None:
     seen = json.loads(report.json)
     rows = [*seen["holders"], *seen["waiters"]]
     assert [(row["owner"], row["attempt"]) for row in rows] == [("run", 1), ("run", 2)]
+
+
+@either
+def test_who_holds_and_waits_for_as_much_as_it_may_takes_over_nothing(request_: Request) -> None:
+    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 0))
+    granted(table, table.connect())
+    first, again = run(table, 1, b"here"), run(table, 1, b"here")
+    assert ask(table, first, ASK[0]) is None
+    assert isinstance(ask(table, again, Enqueue(LOCK, b"other", 1, 30)), Enqueued)
+    assert ask(table, again, request_, 1.0) is Status.MAX_HOLDS
+    assert first.peer.waiting is not None
+    assert (again.peer.waiting, len(again.peer.enqueued)) == (None, 1)

@@ -8,8 +8,8 @@ from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.line import ClientProcess, Line
 from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Partition, Waiter
-from dflockd.wire import Acquire, Owner
-from tests.dflockd.table.rules_support import LOCK
+from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
+from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
 
 def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
@@ -98,3 +98,17 @@ def test_what_was_not_noted_of_an_owner_is_not_taken_out(table: LockTable) -> No
     assert owners.latest(entry, b"run") is second
     owners.discard(entry, second)
     assert owners.latest(entry, b"run") is first
+
+
+def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
+    table = table_of(max_holds=1)
+    take(table, table.connect(), b"k")
+    away, back = table.connect(), table.connect()
+    assert reply_to(table, away, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
+    kept = reply_to(table, away, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
+    assert isinstance(kept, TimedOut)
+    take(table, back, b"other")
+    assert (
+        reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None, ticket=kept.ticket))
+        is Status.MAX_HOLDS
+    )

@@ -78,43 +78,6 @@ def test_the_end_of_a_big_connection_takes_small_steps() -> None:
     assert list(other.holds) == [table._partition.spaces[LOCK][last].holds[MANY]]
 
 
-def test_holds_that_outlive_a_big_connection_stay() -> None:
-    table = table_of(orphan_ttl=5)
-    big = table.connect()
-    take_many(table, big)
-    table.disconnect(big, 1.0, clean=False)
-    rest(table, 1.0)
-    assert len(table) == MANY
-    assert table.next_deadline() == 6.0
-    rest(table, 6.0)
-    assert len(table) == 0
-
-
-def test_a_server_that_keeps_what_is_held_frees_a_big_connection_that_has_ended() -> None:
-    table = table_of()
-    big, other = table.connect(), table.connect()
-    take_many(table, big)
-    assert isinstance(ask(table, other, Acquire(LOCK, b"k", 1, 0, 10)), Granted)
-    table.disconnect(big, 1.0, clean=True)
-    assert len(table) > STEP
-    assert table.drain(1.0, keep=True) == []
-    rest(table, 1.0)
-    table.disconnect(other, 1.0, clean=True)
-    assert list(table._partition.spaces[LOCK]) == [b"k"]
-
-
-def test_who_waits_for_a_big_connection_that_has_ended_is_sent_home_in_a_drain() -> None:
-    table = table_of()
-    big = table.connect()
-    take_many(table, big)
-    waiter, last = table.connect(), MANY - 1
-    assert ask(table, waiter, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
-    assert table.disconnect(big, 1.0, clean=True) == []
-    assert table.drain(1.0) == [(waiter.id, Status.DRAINING)]
-    assert not any(rest(table, 1.0))
-    assert len(table) == 0
-
-
 def test_all_are_sent_home_in_small_steps() -> None:
     table = table_of()
     holder, much = table.connect(), table.connect()
@@ -158,25 +121,6 @@ def test_many_who_are_older_are_sent_away_in_small_steps_and_none_of_them_is_ser
     told = [effect for step in steps for effect in step if effect[0] != peer.id]
     assert told == [(waiter.id, Superseded(2, b"newest")) for waiter in waiters]
     assert table.counts.ousted == MANY
-
-
-def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
-    table = table_of()
-    holder, big = table.connect(), table.connect()
-    tokens = take_many(table, holder)
-    for number in range(MANY):
-        assert ask(table, big, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
-    next_ = table.connect()
-    last = MANY - 1
-    assert ask(table, next_, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
-    table.disconnect(big, 1.0, clean=True)
-    assert len(big.enqueued) == MANY - 2 * STEP
-    released = table.handle(holder, Release(LOCK, b"%d" % last, tokens[last]), 1.0)
-    assert [number for number, _ in released] == [holder.id, next_.id]
-    rest(table, 1.0)
-    assert not big.enqueued
-    assert not big.holds
-    assert all(not entry.waiters for entry in table._partition.spaces[LOCK].values())
 
 
 Ask = Callable[[bytes, bytes], Request]
@@ -252,43 +196,6 @@ def test_many_who_are_away_are_passed_in_small_steps() -> None:
     assert queue.present == len(queue) == MANY
 
 
-def test_however_many_slots_are_free_at_once_few_are_passed_in_a_step() -> None:
-    table, slots = table_of(), 20
-    big, peer, waiter = table.connect(), table.connect(), table.connect()
-    for _ in range(slots):
-        assert isinstance(ask(table, big, Acquire(LOCK, b"k", slots, 0, 10)), Granted)
-    for _ in range(MANY):
-        reserve(table, peer, slots, away=60_000, hold=0)
-    assert ask(table, waiter, Acquire(LOCK, b"k", slots, 9, 10)) is None
-    queue = table._partition.spaces[LOCK][b"k"].waiters
-    assert queue is not None
-    left = queue.away
-    granted = table.disconnect(big, 1.0, clean=True)
-    assert left - queue.away <= STEP + slots
-    while (deadline := table.next_deadline()) is not None and deadline <= 1.0:
-        left = queue.away
-        granted += table.advance(1.0)
-        assert left - queue.away <= STEP
-    assert queue.away == 0
-    assert [number for number, _ in granted] == [waiter.id]
-
-
-def test_however_many_slots_are_free_at_once_few_are_given_in_a_step() -> None:
-    table = table_of()
-    big, peer = table.connect(), table.connect()
-    for _ in range(MANY):
-        assert isinstance(ask(table, big, Acquire(LOCK, b"k", MANY, 0, 10)), Granted)
-    for _ in range(3 * MANY):  # all slots are free before the last of these is passed
-        reserve(table, peer, MANY, away=60_000, hold=0)
-    waiters = [table.connect() for _ in range(MANY)]
-    for waiter in waiters:
-        assert ask(table, waiter, Acquire(LOCK, b"k", MANY, 9, 10)) is None
-    first = table.disconnect(big, 1.0, clean=True)
-    steps = [first, *rest(table, 1.0)]
-    assert all(len(step) <= STEP for step in steps)
-    assert [number for step in steps for number, _ in step] == [waiter.id for waiter in waiters]
-
-
 # Limits.
 
 
@@ -332,3 +239,37 @@ def test_a_report_stops_at_so_many_keys() -> None:
         assert isinstance(ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, 10)), Granted)
     reply = ask(table, peer, Stats())
     assert b'"omitted":100,' in reply.json  # type: ignore[union-attr]
+
+
+def test_one_connection_enqueues_so_often() -> None:
+    table = table_of(max_holds=2)
+    holder, peer = table.connect(), table.connect()
+    for number in range(2):
+        ask(table, holder, Acquire(LOCK, b"%d" % number, 1, 0, 10))
+        assert ask(table, peer, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
+    assert ask(table, peer, Enqueue(LOCK, b"2", 1, 10)) is Status.MAX_HOLDS
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"2", 1, 0, 10)), Granted)
+
+
+def test_one_key_has_so_many_holders() -> None:
+    table = table_of(max_holds=2)
+    for _ in range(2):
+        assert isinstance(ask(table, table.connect(), Acquire(LOCK, b"k", 5, 0, 10)), Granted)
+    peer = table.connect()
+    assert ask(table, peer, Acquire(LOCK, b"k", 5, 9, 10)) is Status.MAX_HOLDS
+    assert ask(table, peer, Enqueue(LOCK, b"k", 5, 10)) is Status.MAX_HOLDS
+
+
+def test_who_comes_to_a_key_with_no_more_slots_than_one_may_hold_waits() -> None:
+    table = table_of(max_holds=2)
+    for _ in range(2):
+        assert isinstance(ask(table, table.connect(), Acquire(LOCK, b"k", 2, 0, 10)), Granted)
+    assert ask(table, table.connect(), Acquire(LOCK, b"k", 2, 9, 10)) is None
+    back = (Enqueue(LOCK, b"k", 2, 10), Acquire(LOCK, b"k", 2, 9, 10))
+    for again in back:
+        peer = table.connect()
+        assert ask(table, peer, Enqueue(LOCK, b"k", 2, 10)) is Status.QUEUED
+        kept = ask(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
+        assert isinstance(kept, TimedOut)
+        by_ticket = again._replace(ticket=kept.ticket)
+        assert ask(table, peer, by_ticket) in (None, Status.QUEUED)

@@ -16,6 +16,7 @@ from dflockd.wire import (
     Inspect,
     Next,
     Pass,
+    Queued,
     Release,
     Report,
     Stats,
@@ -189,3 +190,38 @@ def test_many_free_keys_are_looked_at_in_small_steps() -> None:
     assert steps == 3
     assert kinds(effects) == [(asking.id, YourTurn)]
     assert len(waiting) == 3 * STEP
+
+
+def test_keys_that_were_free_take_turns(table: LockTable) -> None:
+    """Each process starts with where it could have had one longest."""
+    tickets = []
+    for key in (b"a", b"b", b"a", b"b", b"c"):
+        reply = want(table, limit=9, who=process(table, b"here"), key=key)[1]
+        tickets.append(ticket_of(reply))
+    asking = process(table, b"here")
+    order = [tickets.index(ask(table, asking, Next()).ticket) for _ in range(5)]  # type: ignore[attr-defined]
+    assert order == [0, 1, 4, 2, 3]
+    assert ask(table, asking, Next()) is None
+    assert not table.connections.processes[b"here"].starved
+
+
+def test_one_connection_has_so_many_positions() -> None:
+    table = table_of(max_holds=2)
+    peer = process(table)
+    for key in (b"a", b"b"):
+        assert isinstance(ask(table, peer, Enqueue(LOCK, key, 1, 60, turn=1000)), Queued)
+    assert ask(table, peer, Enqueue(LOCK, b"c", 1, 60)) is Status.MAX_HOLDS
+
+
+def test_one_key_has_so_many_holders_and_who_will_be() -> None:
+    table = table_of(max_holds=2)
+    tickets = [ticket_of(want(table, limit=5, who=process(table, b"here"))[1]) for _ in range(2)]
+    asking = process(table, b"here")
+    assert [ask(table, asking, Next()) for _ in range(2)] == [*map(YourTurn, tickets)]
+    assert want(table, limit=5)[1] is Status.MAX_HOLDS
+    child = table.connect()
+    assert ask(table, child, Acquire(LOCK, b"k", 5, 0, 60)) is Status.MAX_HOLDS
+    for ticket in reversed(tickets):
+        child = table.connect()
+        effects = table.handle(child, Acquire(LOCK, b"k", 5, 0, 60, ticket=ticket), 0.0)
+        assert kinds(effects) == [(child.id, Granted)]
