@@ -100,9 +100,8 @@ ROOMS = {
         pick="not test_costs and not takes_longer and not does_not_grow",
         # They draw thousands of schedules, weigh thousands of things, or start servers.
         last=(
-            "as_the_model or stands_still or _bytes or so_much or random_histories or any_part_of"
-            " or steps_of_one or round_at_most or stats_of_many or in_the_log or what_is_counted"
-            " or many_slots_at_once"
+            "as_the_model or stands_still or _bytes or random_histories or any_part_of"
+            " or round_at_most or stats_of_many or in_the_log or is_counted or many_slots_at_once"
         ),
     ),
     "session": Room(

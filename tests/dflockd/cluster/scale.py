@@ -127,8 +127,8 @@ class Host:
 class Scale:
     """All servers, their store and the clock."""
 
-    def __init__(self, servers: int, locks: int) -> None:
-        self.parameters = ClusterParameters()
+    def __init__(self, servers: int, locks: int, num_shards: int) -> None:
+        self.parameters = ClusterParameters(num_shards=num_shards)
         self.space = KeySpace(history=1 << 12)
         self.space.txn([], [Put(f"{PREFIX}.secret", b"secret")])
         self.now = 1000.0
@@ -264,7 +264,7 @@ class Phase(NamedTuple):
     """That the store wrote."""
 
 
-def run(servers: int, locks: int, restarts: int) -> list[Phase]:
+def run(servers: int, locks: int, restarts: int, num_shards: int = 8192) -> list[Phase]:
     """Let servers with so many locks start, rest, get one more, restart, crash, and start again.
 
     Args:
@@ -272,7 +272,7 @@ def run(servers: int, locks: int, restarts: int) -> list[Phase]:
     """
     # Else the collector, which knows all locks of all servers, takes the time of whoever is at it.
     gc.freeze()
-    scale = Scale(servers, locks)
+    scale = Scale(servers, locks, num_shards)
     phases: list[Phase] = []
 
     @contextmanager

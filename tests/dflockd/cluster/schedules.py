@@ -19,26 +19,6 @@ def run(seed: int) -> Counter[str]:
     return World(seed).run().counts
 
 
-def run_chains(seed: int) -> Counter[str]:
-    return World(seed, Rules(chains=True)).run().counts
-
-
-def run_stops(seed: int) -> Counter[str]:
-    return World(seed, Rules(stops=True)).run().counts
-
-
-def run_replaces(seed: int) -> Counter[str]:
-    return World(seed, Rules(replaces=True)).run().counts
-
-
-def run_hangs(seed: int) -> Counter[str]:
-    return World(seed, Rules(hangs=True)).run().counts
-
-
-def run_parts(seed: int) -> Counter[str]:
-    return World(seed, Rules(parts=True)).run().counts
-
-
 def run_by(rules: Rules, seed: int) -> Counter[str]:
     return World(seed, rules).run().counts
 

@@ -27,6 +27,7 @@ from dflockd.wire import (
 )
 from tests.dflockd.cluster.nodes import KEY, Cluster, of_kind
 from tests.dflockd.table.turns_support import process, ticket_of
+from tests.effort import more
 
 WINDOW = 86_400.0
 
@@ -46,6 +47,7 @@ class Large:
         (*_, release) = of_kind(cluster.transactions, Kind.RELEASE)
         (tenure,) = release.tenures
         handed = snapshots.load(b"".join(tenure.parts), tenure.epoch, cluster.now)
+        assert len(tenure.parts) > 1
         assert cluster.record(0).current == "b:1"
         assert not cluster.store.load("/p.handoff/").records
         there = cluster.nodes["b:1"].table
@@ -67,12 +69,15 @@ class Large:
 
 
 @pytest.fixture
-def large() -> Large:
+def large(monkeypatch: pytest.MonkeyPatch) -> Large:
+    """One that goes over in parts, as one with twenty times as much does."""
+    monkeypatch.setattr("dflockd.cluster.handover.PART", 5_000)
     return Large()
 
 
-def test_a_hundred_thousand_locks(large: Large) -> None:
-    cluster, number = large.cluster, 100_000
+@pytest.mark.parametrize("number", [5_000, more(100_000)])
+def test_all_locks(large: Large, number: int) -> None:
+    cluster = large.cluster
     keys = [b"shard#0/%d" % n for n in range(number)]
     tokens = {}
     for first in range(0, number, most := large.table.limits.max_holds):
@@ -109,8 +114,9 @@ def test_five_thousand_waiters_with_turns_in_groups_keep_their_positions(large: 
     assert cluster.renew("b:1", token) == Renewed(4)
 
 
-def test_a_hundred_thousand_reservations(large: Large) -> None:
-    cluster, number = large.cluster, 100_000
+@pytest.mark.parametrize("number", [5_000, more(100_000)])
+def test_all_reservations(large: Large, number: int) -> None:
+    cluster = large.cluster
     # More of one key than its clients may leave: a server takes in all that comes.
     large.table.slots.reservations._most = number
     token = cluster.take("a:1")
@@ -140,9 +146,10 @@ def starts(key: bytes, number: int, now: float) -> list[RateRecord]:
     ]
 
 
+@pytest.mark.parametrize("number", [100_000, more(1_000_000)])
 @pytest.mark.parametrize("keys", [1, 100])
-def test_a_million_beginnings_of_rates(large: Large, keys: int) -> None:
-    cluster, number = large.cluster, 1_000_000
+def test_all_beginnings_of_rates(large: Large, keys: int, number: int) -> None:
+    cluster = large.cluster
     names = [b"shard#0/%d" % n for n in range(keys)]
     rates = [record for name in names for record in starts(name, number // keys, cluster.now)]
     large.table.load(0, Snapshot([], [], (), rates), cluster.now)

@@ -20,11 +20,6 @@ from tests.dflockd.cluster.schedules import (
     can_be_broken,
     run,
     run_by,
-    run_chains,
-    run_hangs,
-    run_parts,
-    run_replaces,
-    run_stops,
 )
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
 from tests.dflockd.cluster.stories import (
@@ -186,7 +181,7 @@ def test_schedules_in_which(special: str) -> None:
 
 def test_all_servers_are_stopped_and_started_again_without_anybody_waiting_for_holders() -> None:
     schedules = 2
-    counts = sum((run_stops(seed) for seed in range(schedules)), Counter())
+    counts = sum((run_by(Rules(stops=True), seed) for seed in range(schedules)), Counter())
     assert counts["stops of all"] == 3 * schedules
     assert counts["clean ends"] == 9 * schedules
     assert counts["claims with grace"] == 0
@@ -240,52 +235,29 @@ def test_a_hand_over_whose_claim_was_not_answered_costs_its_waiters_no_recovery(
     assert 9 < world.granted["c2"] < 12  # a recovery would take until 19
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_thousands_of_schedules_with_stops() -> None:
-    counts = soak(run_stops, 4_000_000, SOAK // 4)
-    assert counts["claims with grace"] == 0
+# In the soak: how many schedules, and what happens in one of them at least, on average.
+MANY = {
+    "all servers are stopped and started": (Rules(stops=True), SOAK // 4, {"stops of all": 3}),
+    "servers hang": (Rules(hangs=True), SOAK, {"hangs": 1}),
+    "the store is replaced": (Rules(replaces=True), SOAK, {"wipes": 0.2, "restores": 0.05}),
+    "what is handed over goes in parts": (Rules(parts=True), SOAK, {"read done": 0.5}),
+    "take-overs come in chains": (Rules(chains=True), SOAK, {"chains": 1}),
+}
+MANY |= {
+    special: (rules, SOAK // 20, least)
+    for special, (rules, _, least) in SPECIAL.items()
+    if special not in MANY
+}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_thousands_of_schedules_in_which_servers_hang() -> None:
-    counts = soak(run_hangs, 4_000_000)
-    assert counts["hangs"] > SOAK
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_thousands_of_schedules_in_which_the_store_is_full_wiped_or_restored() -> None:
-    counts = soak(run_replaces, 4_000_000)
-    assert counts["wipes"] > SOAK / 5
-    assert counts["restores"] > SOAK / 20
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_thousands_of_schedules_with_parts() -> None:
-    counts = soak(run_parts, 3_500_000)
-    assert counts["read done"] > SOAK / 2
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_thousands_of_schedules_with_chains() -> None:
-    counts = soak(run_chains, 3_000_000)
-    assert counts["chains"] > SOAK
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "special",
-    sorted(SPECIAL.keys() - {"take-overs come in chains", "the store is replaced", "servers hang"}),
-)
-def test_hundreds_of_schedules_in_which(special: str) -> None:
-    rules, _, least = SPECIAL[special]
-    counts = soak(partial(run_by, rules), 5_000_000, SOAK // 20)
-    assert not [name for name, share in least.items() if counts[name] < share * SOAK // 20]
+@pytest.mark.parametrize("special", MANY)
+def test_many_schedules_in_which(special: str) -> None:
+    rules, schedules, least = MANY[special]
+    counts = soak(partial(run_by, rules), 4_000_000, schedules)
+    assert not [name for name, share in least.items() if counts[name] < share * schedules]
+    assert not (rules.stops and counts["claims with grace"])
 
 
 @pytest.mark.soak

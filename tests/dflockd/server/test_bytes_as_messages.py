@@ -15,7 +15,7 @@ import pytest
 
 from dflockd.table import Limits, LockTable, ShardTable, TokenIssuer
 from dflockd.wire import Moved
-from tests.dflockd.server.both_ways import CONNECTIONS, Both, Clock, Shards
+from tests.dflockd.server.both_ways import CONNECTIONS, Both, Clock, three_shards
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_bytes_do_what_their_messages_do_to_shards(clock: Clock, seeds: ra
     for seed in seeds:
         dice = random.Random(seed)
         limits = some_limits(dice)
-        tables = [ShardTable(limits, TokenIssuer(b"s", 1000), Shards()) for _ in "12"]
+        tables = [ShardTable(limits, TokenIssuer(b"s", 1000), three_shards()) for _ in "12"]
         for table in tables:
             table.serve_until(clock.now + 30, clock.now)
             for shard in (0, 1):

@@ -255,6 +255,7 @@ class Compared(RuleBasedStateMachine):
             queue = entry.waiters or ()
             if entry.used > len(entry.holds) or any(waiter.weight > 1 for waiter in queue):
                 line = [waiter for waiter in waiters if waiter.state != EXPECTED]
+                free -= len(waiters) - len(line)
                 assert not line or free <= 0 or not all(self.fits(key, each) for each in line)
                 if free > 0:
                     self.check_whose_turn_it_is((entry.space, entry.key), key)

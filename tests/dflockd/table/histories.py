@@ -103,7 +103,15 @@ def come_and_go(
     usual_rate = dice.choice([Rate(1, 751), Rate(2, 2003), Rate(3, 1502), Rate(5, 5003)])
     # Sometimes there is room for the usual rate of one key, and no more.
     runs = usual_rate.runs if seed % 4 > 2 else 1_000_000
-    machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=waiters, max_rate_runs=runs))
+    odds = random.Random(f"limits {seed}")  # what is seldom set changes no other choice
+    seldom = {
+        "orphan_ttl": odds.choice([0, 0, 2]),
+        "orphan_all": odds.random() < 0.4,
+        "auto_release": odds.random() < 0.9,
+    }
+    machine.begin(
+        Limits(default_lease=10, max_lease=20, max_waiters=waiters, max_rate_runs=runs, **seldom)
+    )
     usual = {b"a": 1, b"b": 3}
     changes = dice.random() < 0.5
 

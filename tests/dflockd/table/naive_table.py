@@ -257,6 +257,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             answer = "error_max_holds"
         if not answer and not lost and self._is_used_up(key, request.limit, kept):
             answer = "error_max_holds"
+        if answer and key and not key.is_used:
+            del self.keys[name]  # all who were there were older than the newest
         return answer, kept, lost
 
     def acquire(self, peer: int, request: Acquire) -> None:

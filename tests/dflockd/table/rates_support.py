@@ -22,15 +22,13 @@ from dflockd.wire import (
     Acquire,
     Granted,
     How,
-    MapReport,
     Moved,
     Rate,
-    Refusal,
     Renew,
-    Report,
     Request,
     Space,
 )
+from tests.dflockd.table.sharded_support import Shards
 
 LOCK = Space.LOCK
 
@@ -103,22 +101,9 @@ def all_holds(entries: dict[bytes, Any]) -> list[Any]:
     return [hold for entry in entries.values() for hold in entry.holds.values()]
 
 
-class One:
-    """All keys are in one shard."""
-
-    def shard_of(self, key: bytes) -> int:
-        return 0
-
-    def refer(self, shard: int) -> Refusal:
-        return Moved(0, 2, b"other:1")
-
-    def report(self, now: float) -> MapReport:
-        return MapReport(b"", Report(b"{}"), Report(b"{}"))
-
-
 def shard_table(fence: int = FIRST_FENCE, **more: float) -> ShardTable:
     limits = Limits(max_locks=100, default_lease=LEASE)
-    table = ShardTable(limits, TokenIssuer(b"secret", 0), One())
+    table = ShardTable(limits, TokenIssuer(b"secret", 0), Shards(lambda _: 0))
     table.serve_until(math.inf, 0)
     table.open(0, fence, **more)
     return table

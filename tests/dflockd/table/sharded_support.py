@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dflockd.table import Effect, Limits, Peer, ShardTable, TokenIssuer
 from dflockd.wire import (
     Acquire,
@@ -9,11 +11,10 @@ from dflockd.wire import (
     MapReport,
     Moved,
     Refusal,
-    Reply,
     Report,
-    Request,
     Space,
 )
+from tests.dflockd.table.turns_support import ask
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 
@@ -22,30 +23,34 @@ AWAY = Moved(1, 7, b"other:1")
 FOR_LONG = 1e9
 
 
-class Two:
-    """Keys that begin with ``1`` are in shard 1, all others in shard 0."""
+class Shards:
+    """Which shard a key is of, and who has those that are not here."""
+
+    def __init__(self, shard_of: Callable[[bytes], int], elsewhere: Refusal = AWAY) -> None:
+        self._shard_of = shard_of
+        self.elsewhere = elsewhere
 
     def shard_of(self, key: bytes) -> int:
-        return int(key.startswith(b"1"))
+        return self._shard_of(key)
 
     def refer(self, shard: int) -> Refusal:
-        return AWAY
+        return self.elsewhere
 
     def report(self, now: float) -> MapReport:
         return MapReport(b"%d" % now, Report(b"{}"), Report(b'{"zlib":""}'))
 
 
+def two_shards(elsewhere: Refusal = AWAY) -> Shards:
+    """Keys that begin with ``1`` are in shard 1, all others in shard 0."""
+    return Shards(lambda key: int(key.startswith(b"1")), elsewhere)
+
+
 def table_of(serving_lease: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
-    table = ShardTable(Limits(**limits), TokenIssuer(b"secret", 0), Two())
+    table = ShardTable(Limits(**limits), TokenIssuer(b"secret", 0), two_shards())
     table.serve_until(serving_lease, 0)
     for shard in shards or (0, 1):
         table.open(shard, 1 << 40)
     return table
-
-
-def ask(table: ShardTable, peer: Peer, request: Request, now: float = 0) -> Reply | None:
-    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
-    return replies[-1] if replies else None
 
 
 def take(table: ShardTable, peer: Peer, key: bytes, lease: int = 10, now: float = 0) -> bytes:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.table import Limits, LockTable, Peer, TokenIssuer
-from dflockd.table.rates import MOST_OPEN
+from dflockd.table import LockTable, Peer
 from dflockd.table.reservations import MAX_RESERVED
 from dflockd.wire import (
     MAX_LINE,
@@ -25,35 +24,27 @@ from dflockd.wire import (
     Rate,
     Release,
     Renew,
-    Reply,
-    Request,
     Reserve,
     Space,
     Status,
     TimedOut,
 )
+from tests.dflockd.table.rules_support import table_of
+from tests.dflockd.table.turns_support import ask
+from tests.effort import more
 
 LOCK = Space.LOCK
 LABEL = b"l" * 60
 DAY = 86_400_000
 
 
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
-    effects = table.handle(peer, request, now)
-    return next((reply for number, reply in effects if number == peer.id), None)
-
-
-def reserve(table: LockTable, peer: Peer, key: bytes, number: int = 0) -> Reply | None:
+def reserve(table: LockTable, peer: Peer, key: bytes, number: int = 0) -> object:
     """Want what somebody has, and be away."""
     who = {"owner": Owner(b"run-%d" % number, 0), "label": LABEL + b"%d" % number}
     reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, reserve=Reserve(60_000, 0), **who))
     if isinstance(reply, Granted):
         return reserve(table, peer, key, number)
     return reply
-
-
-def table_of(**limits: int) -> LockTable:
-    return LockTable(Limits(**limits), TokenIssuer(b"secret", 0))
 
 
 def begin_and_end(table: LockTable, peer: Peer, key: bytes, number: int) -> None:
@@ -115,7 +106,9 @@ def test_in_a_queue_are_so_many_positions_of_who_is_away() -> None:
     assert isinstance(reserve(table, table.connect(), b"k", 4), TimedOut)
 
 
-def test_all_reservations_take_so_much() -> None:
+@pytest.mark.parametrize("most", [2_000, more(MAX_RESERVED)])
+def test_a_reservation_takes_800_bytes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflockd.table.reservations.MAX_RESERVED", most)
     table = table_of(max_locks=20, max_holds=10_000)
     keys = [b"%d" % number for number in range(10)]
     holder = table.connect()
@@ -123,15 +116,14 @@ def test_all_reservations_take_so_much() -> None:
         assert isinstance(ask(table, holder, Acquire(LOCK, key, 1, 0, None)), Granted)
 
     def fill() -> object:
-        for number in range(MAX_RESERVED):
+        for number in range(most):
             if number % 10_000 == 0:
                 peer = table.connect()
             assert isinstance(reserve(table, peer, keys[number % 10], number), TimedOut)
         return True
 
-    size = bytes_of(fill)
-    assert size < 80e6
-    assert reserve(table, table.connect(), keys[0], MAX_RESERVED) is Status.TIMEOUT
+    assert bytes_of(fill) < 800 * most
+    assert reserve(table, table.connect(), keys[0], most) is Status.TIMEOUT
 
 
 def long_request(key: bytes, number: int, **more: Any) -> Acquire:
@@ -146,7 +138,15 @@ def long_request(key: bytes, number: int, **more: Any) -> Acquire:
     )
 
 
-SAMPLE = 10_000
+SAMPLE = 2_700
+"""So that dictionaries are as full as they are, in the mean, of many more."""
+OPEN = 200
+"""Rates that rest and are not packed."""
+
+
+@pytest.fixture
+def few_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflockd.table.rates.MOST_OPEN", OPEN)
 
 
 def test_a_reservation_with_the_longest_names_takes_2450_bytes() -> None:
@@ -198,23 +198,25 @@ def test_the_newest_of_a_key_takes_900_bytes_at_most() -> None:
     assert bytes_of(fill) < 900 * SAMPLE
 
 
+@pytest.mark.usefixtures("few_open")
 def test_a_rate_of_the_longest_key_takes_600_bytes() -> None:
-    table = LockTable(Limits(), TokenIssuer(b"secret", 0))
+    table = table_of()
     peer = table.connect()
 
     def fill() -> object:
-        for number in range(3 * SAMPLE):
+        for number in range(SAMPLE):
             begin_and_end(table, peer, (b"%d" % number).rjust(MAX_LINE, b"k"), number)
         return True
 
-    most_open = MOST_OPEN * (1000 + MAX_LINE)
-    assert bytes_of(fill) - most_open < 600 * (3 * SAMPLE - MOST_OPEN)
+    open_ones = OPEN * (1000 + MAX_LINE)
+    assert bytes_of(fill) - open_ones < 600 * (SAMPLE - OPEN)
 
 
-def test_a_rate_with_one_run_takes_200_bytes() -> None:
+@pytest.mark.usefixtures("few_open")
+@pytest.mark.parametrize("many", [SAMPLE, more(50_000)])
+def test_a_rate_with_one_run_takes_200_bytes(many: int) -> None:
     """As one a day for each of many users."""
-    many = 50_000
-    table = LockTable(Limits(), TokenIssuer(b"secret", 0))
+    table = table_of()
     peer = table.connect()
 
     def fill() -> object:
@@ -224,7 +226,7 @@ def test_a_rate_with_one_run_takes_200_bytes() -> None:
 
     size = bytes_of(fill)
     assert table.rates.size == many
-    assert size - MOST_OPEN * 1000 < 200 * (many - MOST_OPEN)
+    assert size - OPEN * 1000 < 200 * (many - OPEN)
     # They are known all the same, and gone a day later.
     again = Acquire(LOCK, b"digest:user-00000001", 1, 0, None, Rate(1, DAY))
     assert ask(table, peer, again, many / 100) is Status.TIMEOUT
@@ -234,7 +236,7 @@ def test_a_rate_with_one_run_takes_200_bytes() -> None:
 
 
 def test_more_rates_than_may_be_are_refused() -> None:
-    table = LockTable(Limits(max_rate_runs=10), TokenIssuer(b"secret", 0))
+    table = table_of(max_rate_runs=10)
     peer = table.connect()
     replies = [
         ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, None, Rate(1, DAY)))

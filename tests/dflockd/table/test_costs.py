@@ -16,8 +16,7 @@ import dflockd.table
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.blocking import DeadlockSearch
 from dflockd.table.finding import Search
-from dflockd.table.limits import STEP
-from dflockd.table.report import MAX_LISTED, Listing
+from dflockd.table.report import Listing
 from dflockd.table.table import _HANDLERS
 from dflockd.wire import (
     Acquire,
@@ -56,7 +55,9 @@ from dflockd.wire import (
 )
 
 LOCK = Space.LOCK
-MANY = 100_000
+MANY = 5_000
+STEP, MAX_LISTED = 10, 100
+"""A tenth of the table's own, see `small_steps`: far fewer than there are others."""
 FEW = 600
 """Lines that a request may take: some dozens of functions."""
 MUCH = 300 * STEP
@@ -78,6 +79,13 @@ TO_OTHERS = {
 """Where much can happen to others."""
 KEY = b"k"
 ROOM = dflockd.table.__path__[0]
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("slots", "connections", "superseding", "rates"):
+        monkeypatch.setattr(f"dflockd.table.{module}.STEP", STEP)
+    monkeypatch.setattr("dflockd.table.report.MAX_LISTED", MAX_LISTED)
 
 
 class Crowd:
@@ -163,10 +171,10 @@ class Reservations(Crowd):
 
 
 class Groups(Crowd):
-    def __init__(self, many: int = MANY) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.take()
-        for number in range(many):
+        for number in range(MANY):
             self.reserve(group=FairGroup(b"%d" % number))
 
 
@@ -181,11 +189,13 @@ class Ages(Crowd):
 
 
 class Runs(Crowd):
-    rate = Rate(MANY, 900_000)
+    """More of them, for the table has them in blocks."""
+
+    rate = Rate(4 * MANY, 900_000)
 
     def __init__(self) -> None:
         super().__init__()
-        for _ in range(MANY):
+        for _ in range(self.rate.runs):
             self.now += 0.001
             self.take(rate=self.rate)
             token = self.tokens.pop()
@@ -337,11 +347,11 @@ def test_no_request_goes_through_what_others_have(crowd: type[Crowd]) -> None:
 
 
 def test_no_step_of_the_look_for_deadlocks_goes_through_all_groups() -> None:
-    look = DeadlockSearch(Groups(MANY // 5).table.each_partition())
+    look = DeadlockSearch(Groups().table.each_partition())
     costs, ends = [], []
     while not any(ends):
         costs.append(lines_of(lambda: ends.append(look.step())))
-    assert max(costs) < LISTED
+    assert max(costs) < FEW
 
 
 def test_every_request_is_asked() -> None:

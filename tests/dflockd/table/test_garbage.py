@@ -33,8 +33,8 @@ def left_by(seed: int, kind: dict[str, bool]) -> Counter[str]:
     ids=["plain", "groups", "rates"],
 )
 def test_nothing_ends_in_a_cycle(kind: dict[str, bool]) -> None:
-    found = [left_by(seed, kind) for seed in range(25)]
+    found = [left_by(seed, kind) for seed in range(10)]
     # A table that a restart has dropped is one as a whole.
     judged = [each for each in found if not each["Partition"]]
-    assert len(judged) > 10
+    assert len(judged) > 4
     assert not any(judged), judged

@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 
-from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
+from dflockd.table import Effect, LockTable, Peer
 from dflockd.table.blocking import DeadlockSearch
+from dflockd.table.state import Entry
 from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
     FairGroup,
     Granted,
-    Hello,
     Inspect,
-    Owner,
-    OwnerConflict,
-    Ping,
     Queued,
     Release,
     Renew,
@@ -33,13 +30,9 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.turns_support import asks, calls, process
+from tests.dflockd.table.turns_support import asks, calls, process, table_of
 
 LOCK = Space.LOCK
-
-
-def table_of(**limits: int) -> LockTable:
-    return LockTable(Limits(max_locks=10_000, **limits), TokenIssuer(b"secret", 0), kept=True)
 
 
 class Stage:
@@ -121,17 +114,6 @@ def test_groups_take_turns_and_their_members_come_in_order(lock: Stage) -> None:
     assert lock.drain() == ["a-2", "b-1", "c-1", "a-3", "b-2", "a-4"]
 
 
-def test_the_round_goes_on_where_it_was(lock: Stage) -> None:
-    """Whoever comes for the second time waits for all groups that have not had their turn since."""
-    for name in ("a-1", "a-2", "b-1", "c-1"):
-        lock.come(name)
-    lock.end("a-1")
-    lock.come("a-3")
-    lock.end("a-2")  # b-1 has its turn
-    lock.come("b-2")
-    assert lock.drain() == ["c-1", "a-3", "b-2"]
-
-
 @pytest.mark.parametrize("limit", [1, 4])
 def test_the_one_task_of_a_tenant_waits_for_a_round_at_most(limit: int) -> None:
     stage = Stage(limit)
@@ -179,22 +161,6 @@ def test_who_names_no_group_is_in_one_with_all_others_who_do_not(lock: Stage) ->
     assert lock.drain() == ["-2", "a-1", "-3", "a-2", "-4"]
 
 
-def test_a_key_without_groups_has_the_queue_that_it_always_had(lock: Stage) -> None:
-    for name in ("-1", "-2", "-3"):
-        lock.come(name)
-    entry = lock.table.find(LOCK, b"k")
-    assert not entry.waiters.is_grouped  # type: ignore[union-attr]
-    assert lock.drain() == ["-2", "-3"]
-
-
-def test_a_group_is_for_one_request(lock: Stage) -> None:
-    lock.come("-0")
-    assert lock.come("a-1", timeout=0) is Status.TIMEOUT
-    lock.come("a-2")
-    lock.say("a-1", Acquire(LOCK, b"k", 1, 600, 600))
-    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", ""]
-
-
 def test_holders_and_waiters_are_shown_with_their_groups_in_the_order_of_turns() -> None:
     stage = Stage(2)
     for name in ("a-1", "-1", "a-2", "a-3", "b-1", "-2"):
@@ -230,62 +196,7 @@ def test_who_waits_for_a_group_at_its_limit_is_shown_last() -> None:
     assert [waiter["group"] for waiter in stage.report()["waiters"]] == ["b", "a", "a"]
 
 
-def test_the_latest_request_of_a_group_says_its_limit() -> None:
-    """Old and new workers of one deploy name different ones: that is no error."""
-    stage = Stage(4)
-    for number in range(4):
-        stage.come(f"a-{number}", limit=1)
-    assert stage.order == ["a-0"]
-    stage.come("a-4", limit=3, timeout=0)
-    assert stage.order == ["a-0", "a-1", "a-2"]
-    stage.come("a-5", limit=1)
-    stage.end("a-0")
-    stage.end("a-1")
-    assert stage.order == ["a-0", "a-1", "a-2"]  # three were there, one may be
-    stage.come("a-6")
-    assert sorted(stage.order[3:]) == ["a-3", "a-5", "a-6"]
-
-
-def test_who_enqueues_with_a_larger_limit_lets_those_in_who_wait() -> None:
-    stage = Stage(4)
-    stage.come("a-0", limit=1)
-    stage.come("a-1", limit=1)
-    assert stage.order == ["a-0"]
-    stage.enqueue("a-2", limit=3)
-    assert sorted(stage.tokens, key=stage.tokens.__getitem__) == ["a-0", "a-1", "a-2"]
-
-
-def test_the_limit_is_forgotten_with_the_last_of_the_group() -> None:
-    stage = Stage(4)
-    stage.come("a-0", limit=1)
-    stage.end("a-0")
-    stage.come("a-1")
-    stage.come("a-2")
-    assert stage.order == ["a-0", "a-1", "a-2"]
-
-
-def test_who_enqueued_and_was_granted_counts_for_the_limit_of_the_group() -> None:
-    stage = Stage(4)
-    stage.come("b-0")
-    assert isinstance(stage.enqueue("a-0", limit=1), Enqueued)
-    assert stage.come("a-1", limit=1, timeout=0) is Status.TIMEOUT
-    stage.end("a-0")
-    assert isinstance(stage.come("a-1", limit=1, timeout=0), Granted)
-
-
 # Positions.
-
-
-def test_a_position_that_was_kept_is_in_its_group_wherever_it_is_taken_up(lock: Stage) -> None:
-    lock.come("-0")
-    lock.enqueue("a-1")
-    kept = lock.say("a-1", Wait(LOCK, b"k", 0, reserve=Reserve(0, 0)))
-    assert isinstance(kept, TimedOut)
-    for name in ("a-2", "b-1", "b-2"):
-        lock.come(name)
-    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600, ticket=kept.ticket)) is None
-    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b", "a", "b"]
-    assert lock.drain() == ["a-9", "b-1", "a-2", "b-2"]
 
 
 def test_who_comes_back_after_the_turn_is_first_of_the_group_and_waits_for_its_turn(
@@ -301,25 +212,6 @@ def test_who_comes_back_after_the_turn_is_first_of_the_group_and_waits_for_its_t
     assert lock.order == ["-0", "a-2"]  # others have passed it, which costs the group no turn
     assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600, ticket=kept.ticket)) is None
     assert lock.drain() == ["b-1", "a-9", "b-2", "a-3"]
-
-
-def test_the_same_process_goes_on_in_its_group(lock: Stage) -> None:
-    lock.come("-0")
-    owner = Owner(b"run", 0)
-    for name in ("a-1", "b-9"):
-        lock.say(name, Ping())
-        lock.table.greet(lock.peers[name], Hello(b"here", b"0.1.0"))
-    lock.come("a-1", owner=owner)
-    lock.come("a-2")
-    lock.come("b-1")
-    lock.come(
-        "b-9", owner=owner
-    )  # what is said of a position that is there already changes nothing
-    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b", "a"]
-    other = lock.table.connect()
-    request = Acquire(LOCK, b"k", 1, 5, None, owner=owner)
-    ((_, reply),) = lock.table.handle(other, request, 0.0)
-    assert isinstance(reply, OwnerConflict)
 
 
 # What outlives the process.
@@ -358,3 +250,33 @@ def test_nothing_takes_longer_the_more_groups_and_waiters_there_are() -> None:
         return calls(lambda: stage.end("-0"))
 
     assert looked_at(300, 10) == looked_at(3, 2)
+
+
+# Those who want to be told of a turn.
+
+LOCK = Space.LOCK
+
+
+def test_who_was_told_before_there_were_groups_is_in_none_of_them(lock: Stage) -> None:
+    ticket = lock.tell("-0")
+    lock.come("b-1")
+    entry = lock.table.find(LOCK, b"k")
+    assert isinstance(entry, Entry)
+    queue = entry.grouped()
+    assert set(queue._lanes) == {b"", b"b"}
+    assert isinstance(lock.say("-9", Acquire(LOCK, b"k", 1, 600, 600, ticket=ticket)), Granted)
+    assert set(queue._lanes) == {b"b"}
+    assert lock.drain() == ["b-1"]
+
+
+def test_who_lets_a_turn_run_out_has_used_it_up_for_the_group(lock: Stage) -> None:
+    lock.come("-0")
+    for name in ("a-1", "a-2"):
+        assert isinstance(lock.enqueue(name, turn=1000), Queued)
+        assert lock.say(name, Wait(LOCK, b"k", 600)) is None
+    asks(lock.table, lock.peers["a-1"])
+    lock.come("b-1")
+    lock.end("-0")
+    lock.now = 1.0
+    lock.heard(lock.table.advance(lock.now))
+    assert lock.order == ["-0", "b-1"]

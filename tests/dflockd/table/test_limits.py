@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from dflockd.table import HoldRecord, LockTable, Peer
+from dflockd.table import HoldRecord, LockTable
 from dflockd.table.state import Entry
 from dflockd.wire import (
     Acquire,
-    Enqueue,
     FairGroup,
     Granted,
     Hello,
@@ -22,112 +21,27 @@ from dflockd.wire import (
     Renew,
     Renewed,
     Report,
-    Reserve,
     Space,
     Stats,
     Status,
-    TimedOut,
-    Wait,
-    YourTurn,
 )
 from tests.dflockd.table import sharded_support
 from tests.dflockd.table.rules_support import LOCK, SEMAPHORE, inspected, recovering, reply_to
-from tests.dflockd.table.turns_support import ask, asks, kinds, process, run, told
+from tests.dflockd.table.test_groups import Stage
+from tests.dflockd.table.turns_support import ask
 
 
-class Stage:
-    """A lock, and who has come to it: by number."""
-
-    def __init__(self, table: LockTable) -> None:
-        self.table = table
-        self.holders: dict[int, bytes] = {}
-        self.peers: list[Peer] = []
-
-    def come(self, limit: int, timeout: int = 600) -> None:
-        self.peers.append(self.table.connect())
-        self.hear(Acquire(LOCK, b"k", limit, timeout, 600), len(self.peers) - 1)
-
-    def end(self, number: int) -> list[int]:
-        """Return who has got a slot by that."""
-        before = set(self.holders)
-        self.hear(Release(LOCK, b"k", self.holders.pop(number)), number)
-        return sorted(set(self.holders) - before)
-
-    def hear(self, request: Acquire | Release, number: int) -> None:
-        for peer, reply in self.table.handle(self.peers[number], request, 0.0):
-            if isinstance(reply, Granted):
-                self.holders[[each.id for each in self.peers].index(peer)] = reply.token
-
-    @property
-    def waiting(self) -> list[int]:
-        return [number for number, peer in enumerate(self.peers) if peer.waiting is not None]
-
-
-@pytest.fixture
-def stage(table: LockTable) -> Stage:
-    return Stage(table)
-
-
-def test_who_waits_has_what_a_larger_limit_gives_before_who_says_it(stage: Stage) -> None:
-    for _ in range(4):
-        stage.come(1)
-    assert (list(stage.holders), stage.waiting) == ([0], [1, 2, 3])
-    stage.come(3)
-    assert (list(stage.holders), stage.waiting) == ([0, 1, 2], [3, 4])
-    stage.come(6)
-    assert (sorted(stage.holders), stage.waiting) == ([0, 1, 2, 3, 4, 5], [])
-
-
-def test_a_smaller_limit_throws_nobody_out_and_lets_nobody_in_until_there_is_room(
-    stage: Stage,
-) -> None:
-    for _ in range(3):
-        stage.come(3)
-    stage.come(1)
-    stage.come(1, timeout=0)
-    assert (list(stage.holders), stage.waiting) == ([0, 1, 2], [3])
-    assert [stage.end(number) for number in (1, 0)] == [[], []]
-    assert stage.end(2) == [3]
-    stage.come(1)
-    assert (list(stage.holders), stage.waiting) == ([3], [5])
-
-
-def test_a_rollout_changes_it_up_and_down_with_waiters(stage: Stage) -> None:
-    for limit in (1, 1, 1, 3, 3, 3, 2, 2):
-        stage.come(limit)
-    assert (list(stage.holders), stage.waiting) == ([0, 1, 2], [3, 4, 5, 6, 7])
-    got = [stage.end(number) for number in (0, 1, 2, 3, 4)]
-    assert got == [[], [3], [4], [5], [6]]  # two at once, first come, first served
-    assert sorted(stage.holders) == [5, 6]
-
-
-def test_it_counts_whatever_becomes_of_the_request(stage: Stage) -> None:
-    stage.come(1)
-    stage.come(1)
-    stage.come(2, timeout=0)
-    assert (list(stage.holders), stage.waiting) == ([0, 1], [])
-
-
-def test_a_slot_that_is_held_for_who_was_told_counts(table: LockTable) -> None:
-    _, ticket = told(table)
-    first = table.connect()
-    assert isinstance(ask(table, first, Acquire(LOCK, b"k", 2, 0, 60)), Granted)
-    # With one slot less it waits for the holder, ahead of all others.
-    back, later = table.connect(), table.connect()
-    assert ask(table, back, Acquire(LOCK, b"k", 1, 60, 60, ticket=ticket)) is None
-    assert ask(table, later, Acquire(LOCK, b"k", 1, 60, 60)) is None
-    effects = table.disconnect(first, 1.0, clean=True)
-    assert kinds(effects) == [(back.id, Granted)]
-
-
-def test_a_semaphore_of_published_clients_keeps_its_own_limit(table: LockTable) -> None:
-    peer = table.connect()
-    assert isinstance(ask(table, peer, Acquire(SEMAPHORE, b"k", 2, 0, 60)), Granted)
-    for limit in (1, 3):
-        assert ask(table, peer, Acquire(SEMAPHORE, b"k", limit, 0, 60)) is Status.LIMIT_MISMATCH
-        assert ask(table, peer, Enqueue(SEMAPHORE, b"k", limit, 60)) is Status.LIMIT_MISMATCH
-    assert isinstance(ask(table, peer, Acquire(LOCK, b"k", 1, 0, 60)), Granted)
-    assert isinstance(ask(table, peer, Acquire(SEMAPHORE, b"k", 2, 0, 60)), Granted)
+def test_a_rollout_changes_it_up_and_down_with_waiters() -> None:
+    stage = Stage()
+    for number, limit in enumerate((1, 1, 1, 3, 3, 3, 2, 2)):
+        stage.limit = limit
+        stage.come(f"-{number}")
+    assert stage.order == ["-0", "-1", "-2"]
+    stage.end("-0")
+    assert stage.order[3:] == []  # two at once, first come, first served
+    for number in range(1, 5):
+        stage.end(f"-{number}")
+        assert stage.order[3:] == [f"-{each}" for each in range(3, number + 3)]
 
 
 # After a loss: fences 1, 2, ... in their order; a grant to one alone says that all before had ended.
@@ -260,45 +174,6 @@ def test_a_plain_renewal_brings_back_nobody_in_particular() -> None:
 
 
 # Positions.
-
-
-def test_a_ticket_that_is_shown_again_after_the_connection_was_lost_goes_on(
-    table: LockTable,
-) -> None:
-    """The position still carries the ticket that it was taken up with: it is found by its owner."""
-    holder = table.connect()
-    reply = ask(table, holder, Acquire(LOCK, b"k", 1, 0, 600))
-    assert isinstance(reply, Granted)
-    first, behind = run(table, 1, b"here"), table.connect()
-    request = Acquire(LOCK, b"k", 1, 0, 600, reserve=Reserve(1000, 1000))
-    kept = ask(table, first, request)
-    assert isinstance(kept, TimedOut)
-    assert ask(table, behind, Acquire(LOCK, b"k", 1, 60, 600)) is None
-    back = request._replace(timeout=60, ticket=kept.ticket)
-    assert ask(table, first, back) is None
-    again = run(table, 1, b"here")
-    effects = table.handle(again.peer, again.by(back), 1.0)
-    assert effects == [(first.peer.id, OwnerConflict(b"waiting", 1))]
-    # Whose process it is says the connection: another one is told that it waits already.
-    assert ask(table, run(table, 1, b"there"), back, 1.0) == OwnerConflict(b"waiting", 1)
-    assert ask(table, run(table, 1), back, 1.0) == OwnerConflict(b"waiting", 1)
-    effects = table.handle(holder, Release(LOCK, b"k", reply.token), 2.0)
-    assert kinds(effects) == [(holder.id, Status), (again.peer.id, Granted)]
-
-
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_position_that_was_kept_by_acquire_leaves_another_of_its_connection(
-    table: LockTable, is_told: bool
-) -> None:
-    reply = ask(table, holder := table.connect(), Acquire(LOCK, b"k", 1, 0, 600))
-    assert isinstance(reply, Granted)
-    peer = process(table)
-    ask(table, peer, Enqueue(LOCK, b"k", 1, 600, turn=1000 if is_told else None))
-    acquire = Acquire(LOCK, b"k", 1, 0, 600, reserve=Reserve(1000, 0))
-    assert isinstance(ask(table, peer, acquire), TimedOut)
-    assert ask(table, holder, Release(LOCK, b"k", reply.token)) is Status.OK
-    mine = asks(table, peer)[1] if is_told else ask(table, peer, Wait(LOCK, b"k", 5))
-    assert isinstance(mine, YourTurn if is_told else Granted)
 
 
 def test_a_shard_that_moves_gives_nobody_what_a_smaller_limit_has_taken() -> None:

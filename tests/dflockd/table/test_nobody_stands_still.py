@@ -15,6 +15,7 @@ import pytest
 
 from dflockd.table import Effect, Entry, Limits, LockTable, Peer, ShardTable, TokenIssuer, Waiter
 from dflockd.table.grouped import GroupedQueue
+from dflockd.table.limits import STEP
 from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import (
     ALL,
@@ -363,12 +364,16 @@ class History:
     def check(self) -> None:
         self.go_on()
         for table in self.tables:
-            check_counts(table)
             for partition in table.each_partition():
                 for entry in partition.spaces[LOCK].values():
                     self.check_entry(table, entry)
 
     def check_entry(self, table: LockTable, entry: Entry) -> None:
+        used = 0
+        for hold in entry.holds.values():  # each was granted where its limit had room
+            assert used + min(hold.weight, hold.limit) <= hold.limit
+            used += hold.weight
+            assert hold.peer is None or not hold.peer.ended
         queue = entry.waiters
         if queue is None or not queue or queue.pause or entry.limit == 0:
             return
@@ -393,9 +398,12 @@ class History:
             self.cut_off: 0.4,
             self.pass_time: 4,
         }
-        for step in self.dice.choices([*moves], [*moves.values()], k=steps):
-            step()
+        for number, act in enumerate(self.dice.choices([*moves], [*moves.values()], k=steps)):
+            act()
             self.check()
+            if number % 5 == 0:
+                for table in self.tables:
+                    check_counts(table)
         self.end()
 
     def end(self) -> None:
@@ -425,8 +433,12 @@ class History:
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 5000), marks=pytest.mark.soak)], ids=len
 )
+@pytest.mark.parametrize("step", [STEP, 1])
 @pytest.mark.timeout(900)
-def test_who_can_go_on_does(seeds: range) -> None:
+def test_who_can_go_on_does(seeds: range, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each step is as small as it can be."""
+    for module in ("slots", "connections"):
+        monkeypatch.setattr(f"dflockd.table.{module}.STEP", step)
     seen: Counter[str] = Counter()
     for seed in seeds:
         history = History(seed)

@@ -11,24 +11,17 @@ from dflockd.table import Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.sharded import LAPSED
 from dflockd.wire import (
     Acquire,
-    Enqueue,
     Granted,
-    Hello,
     Moved,
-    Next,
     Pause,
-    Queued,
     Release,
     Renew,
     Renewed,
     Report,
-    Reserve,
     Resume,
     Space,
     Stats,
     Status,
-    TimedOut,
-    YourTurn,
 )
 from tests.dflockd.table.rules_support import LOCK, answers, inspected, reply_to, table_of, take
 from tests.dflockd.table.sharded_support import (
@@ -84,36 +77,6 @@ def test_it_ends_by_itself_to_the_millisecond_and_the_latest_counts() -> None:
     assert reply_to(table, operator, Resume(b"k"), 3.0) is Status.ERROR
 
 
-def test_a_wait_ends_in_time_and_a_reservation_is_kept() -> None:
-    table = table_of()
-    operator = table.connect()
-    reply_to(table, operator, Pause(b"k"))
-    first = wait(table, timeout=5)
-    second = wait(table, timeout=5, reserve=Reserve(1000, 500))
-    assert [(n, type(r)) for n, r in table.advance(5.0)] == [
-        (first.id, Status),
-        (second.id, TimedOut),
-    ]
-    assert reply_to(table, first, Acquire(LOCK, b"k", 1, 0, None), 5.0) is Status.TIMEOUT
-
-
-def test_nobody_is_told_of_a_turn_and_a_turn_that_was_told_is_no_grant() -> None:
-    table = table_of()
-    operator, process = table.connect(), table.connect()
-    table.greet(process, Hello(b"here", b"1"))
-    queued = reply_to(table, process, Enqueue(LOCK, b"k", 1, None, turn=9000))
-    assert isinstance(queued, Queued)
-    asking = table.connect()
-    table.greet(asking, Hello(b"here", b"1"))
-    assert reply_to(table, asking, Next()) == YourTurn(queued.ticket)
-    reply_to(table, operator, Pause(b"k"))
-    runner = table.connect()
-    taken_up = Acquire(LOCK, b"k", 1, 30, None, ticket=queued.ticket)
-    assert table.handle(runner, taken_up, 1.0) == []
-    assert table.handle(asking, Next(), 1.0) == []
-    assert answers(table.handle(operator, Resume(b"k"), 2.0))[1:] == [(runner.id, Granted)]
-
-
 def test_a_paused_key_counts_as_one_that_is_held() -> None:
     table = LockTable(Limits(max_locks=1), TokenIssuer(b"secret", 0))
     operator = table.connect()
@@ -121,7 +84,7 @@ def test_a_paused_key_counts_as_one_that_is_held() -> None:
     assert reply_to(table, operator, Pause(b"other")) is Status.MAX_LOCKS
     assert reply_to(table, operator, Acquire(LOCK, b"other", 1, 0, None)) is Status.MAX_LOCKS
     assert reply_to(table, operator, Pause(b"k")) is Status.OK
-    assert (len(table), table.slots.paused) == (1, 1)
+    assert (len(table), table.slots.paused, table.counts.full) == (1, 1, 2)
     assert reply_to(table, operator, Resume(b"k")) is Status.OK
     assert (len(table), table.slots.paused, len(table.deadlines)) == (0, 0, 0)
 

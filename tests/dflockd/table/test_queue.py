@@ -86,23 +86,18 @@ def test_of_one_attempt_what_is_held_goes_before_what_waits(
     assert entry.owners == {}
 
 
-def test_who_is_back_counts_as_a_waiter_and_who_is_away_does_not() -> None:
-    table = table_of(max_waiters=1)
-    take(table, table.connect(), b"k")
-    for _ in range(2):  # and never less than it should
-        peer, other = table.connect(), table.connect()
-        assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-        kept = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
-        assert isinstance(kept, TimedOut)
-        assert reply_to(table, other, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-        table.disconnect(other, 1.0, clean=True)
-        assert (
-            reply_to(table, peer, Enqueue(LOCK, b"k", 1, None, ticket=kept.ticket)) is Status.QUEUED
-        )
-        assert reply_to(table, table.connect(), Acquire(LOCK, b"k", 1, 9, None)) is (
-            Status.MAX_WAITERS
-        )
-        table.disconnect(peer, 1.0, clean=True)
+def test_what_was_not_noted_of_an_owner_is_not_taken_out(table: LockTable) -> None:
+    first, second, stranger = (waiter_of(b"here") for _ in range(3))
+    first.number, second.number = 1, 2
+    stranger.owner = Owner(b"other", 0)
+    entry = first.entry
+    for each in (first, second):
+        owners.add(entry, each)
+    owners.discard(entry, stranger)
+    owners.discard(entry, waiter_of(b"elsewhere"))
+    assert owners.latest(entry, b"run") is second
+    owners.discard(entry, second)
+    assert owners.latest(entry, b"run") is first
 
 
 def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
@@ -117,17 +112,3 @@ def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
         reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None, ticket=kept.ticket))
         is Status.MAX_HOLDS
     )
-
-
-def test_what_was_not_noted_of_an_owner_is_not_taken_out(table: LockTable) -> None:
-    first, second, stranger = (waiter_of(b"here") for _ in range(3))
-    first.number, second.number = 1, 2
-    stranger.owner = Owner(b"other", 0)
-    entry = first.entry
-    for each in (first, second):
-        owners.add(entry, each)
-    owners.discard(entry, stranger)
-    owners.discard(entry, waiter_of(b"elsewhere"))
-    assert owners.latest(entry, b"run") is second
-    owners.discard(entry, second)
-    assert owners.latest(entry, b"run") is first

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import rates, report
-from dflockd.table.rates import PACKED_BYTES, PackedRates, RateRecord
-from dflockd.wire import Granted, How, Rate, Release, Renew, Status
+from dflockd.table.rates import BLOCK, PACKED_BYTES, PackedRates, RateRecord
+from dflockd.wire import (
+    Granted,
+    How,
+    Rate,
+    Release,
+    Renew,
+    Status,
+    Unbegun,
+)
 from tests.dflockd.table.rates_support import (
     LEASE,
     LOCK,
@@ -183,3 +191,56 @@ def test_what_rests_together_is_no_larger_than_what_is_written_at_once(
     assert max(len(pack.names) for pack in packs) > 4
     sizes = [sum(map(len, pack.names)) + 8 * len(pack.numbers) for pack in packs]
     assert PACKED_BYTES / 2 < max(sizes) <= PACKED_BYTES
+
+
+def test_when_there_is_more_than_one_place(site: Site) -> None:
+    many = BLOCK + 8
+    for number in range(many):
+        site.go_to(100 + number / 8)
+        begin_and_end(site, Rate(many + 1, 60_000))
+    rate = site.table.rate_of(LOCK, b"k")
+    assert rate is not None
+    assert rate.next(site.now, 0) == site.now
+    places = [rate.next(site.now, more) for more in range(1, many + 2)]
+    assert places == [*(160 + number / 8 for number in range(many)), None]
+    site.table.doubt_rates(site.now)
+    assert rate.next(site.now + 59, 0) == site.now + 60
+
+
+def begin_and_end(site: Site, rate: Rate) -> None:
+    peer, token = site.begin(rate)
+    site.ask(peer, Release(LOCK, b"k", token))
+    site.leave(peer)
+
+
+@pytest.mark.parametrize("begun", [0, 1, BLOCK, BLOCK + 1, 2 * BLOCK + 8])
+def test_a_shard_takes_all_along_that_counts(begun: int) -> None:
+    site = Site()
+    site.table = shard_table()
+    rate = Rate(begun + 1, 60_000)
+    for _ in range(begun):
+        begin_and_end(site, rate)
+    _, pending = site.take(rate)
+    site.table, _ = move(site.table, 100.0, 700.0, 2)  # type: ignore[arg-type]
+    site.now = 700.0
+    assert site.take(rate)[1] is Status.TIMEOUT
+    # It has not begun, and gives its place back.
+    site.ask(site.table.connect(), Unbegun(b"k", pending.token))
+    assert isinstance(site.take(rate)[1], Granted)
+    assert site.take(rate)[1] is Status.TIMEOUT
+
+
+def test_as_many_runs_are_promised_as_may_be_and_not_one_more() -> None:
+    site = Site(max_rate_runs=3)
+    for number, key in enumerate((b"a", b"b", b"c")):
+        assert isinstance(site.take(Rate(1, 60_000), key=key)[1], Granted)
+        assert site.table.rates.promised == number + 1
+    for refused in (1, 2):
+        assert site.take(Rate(1, 60_000), key=b"d")[1] is Status.MAX_RATES
+        assert site.take(Rate(2, 60_000), key=b"a")[1] is Status.MAX_RATES
+        assert site.table.counts.full == 2 * refused
+    records = [RateRecord(LOCK, b"e", 5, 60.0, 1, ())]
+    site.table.restore([], site.now, records)
+    assert site.table.rates.promised == 8
+    assert isinstance(site.take(Rate(5, 60_000), key=b"e")[1], Granted)
+    assert site.take(Rate(6, 60_000), key=b"e")[1] is Status.MAX_RATES

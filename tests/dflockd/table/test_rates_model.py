@@ -211,14 +211,15 @@ class History:
             self.pass_time: 5,
             self.go_elsewhere: 0.3,
         }
-        for step in self.dice.choices(list(moves), list(moves.values()), k=steps):
-            step()
+        for number, act in enumerate(self.dice.choices([*moves], [*moves.values()], k=steps)):
+            act()
             self.check()
+            if number % 5 == 0:
+                check_counts(self.table)
         self.end()
 
     def check(self) -> None:
         self.model.check()
-        check_counts(self.table)
         group = next(iter(self.table.each_partition()))
         for name, rate in self.model.rates.items():
             self.seen["packed"] += bytes(name[:1]) + name[1] in group.rates.packed

@@ -6,12 +6,14 @@ import itertools
 
 import pytest
 
+from dflockd.table.reservations import RESERVED_LATE
 from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
     Granted,
     Release,
+    Renew,
     Reserve,
     Status,
     TimedOut,
@@ -28,8 +30,9 @@ from tests.dflockd.table.rules_support import (
     LOCK,
     answers,
     inspected,
+    recovering,
     reply_to,
-    table_of,
+    take,
 )
 
 
@@ -46,25 +49,6 @@ def test_a_position_is_kept_when_the_wait_for_it_ends_later_too() -> None:
     assert [w["away"] for w in inspected(table, peer, b"k", 3.0)["waiters"]] == [True, False]
 
 
-def test_keep_changes_nothing_about_a_wait_that_is_granted() -> None:
-    table, holder, release = held_table()
-    peer = table.connect()
-    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
-    assert table.handle(peer, Wait(LOCK, b"k", 3, reserve=Reserve(5000, 2000)), 0.0) == []
-    assert answers(table.handle(holder, release, 1.0)) == [(holder.id, Status), (peer.id, Granted)]
-    assert table.counts.kept == 0
-
-
-def test_a_position_is_not_kept_when_its_connection_ends() -> None:
-    table, holder, release = held_table()
-    peer = table.connect()
-    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
-    table.handle(peer, Wait(LOCK, b"k", 3, reserve=Reserve(5000, 2000)), 0.0)
-    table.disconnect(peer, 1.0, clean=True)
-    reply_to(table, holder, release, 2.0)
-    assert len(table) == 0
-
-
 @pytest.mark.parametrize(("away", "hold"), [(3_600_001, 0), (0, 3_600_001)])
 def test_nobody_is_expected_later_than_a_lease_can_last(away: int, hold: int) -> None:
     table, _, _ = held_table()
@@ -77,55 +61,6 @@ def test_nobody_is_expected_later_than_a_lease_can_last(away: int, hold: int) ->
         reply = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve))
         assert isinstance(reply, TimedOut) is is_kept
     assert table.counts.kept == 2
-
-
-def test_a_slot_that_is_held_for_a_later_one_is_not_kept_from_who_came_before() -> None:
-    table = table_of()
-    peers = [table.connect() for _ in range(6)]
-    tokens = []
-    for peer in peers[:2]:
-        ((_, reply),) = table.handle(peer, Acquire(LOCK, b"k", 2, 0, 30), 0.0)
-        assert isinstance(reply, Granted)
-        tokens.append(reply.token)
-    tickets = []
-    for peer, away in zip(peers[2:4], (9000, 500), strict=True):
-        reply_to(table, peer, Enqueue(LOCK, b"k", 2, 30), 0.0)
-        reply = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(away, 3000)), 0.0)
-        assert isinstance(reply, TimedOut)
-        tickets.append(reply.ticket)
-    # The first is passed, for the second a slot is held; then the first comes back after all.
-    reply_to(table, peers[0], Release(LOCK, b"k", tokens[0]), 1.0)
-    ((number, reply),) = table.handle(peers[4], Enqueue(LOCK, b"k", 2, 30, ticket=tickets[0]), 1.0)
-    assert (number, type(reply)) == (peers[4].id, Enqueued)
-
-
-def test_whoever_comes_back_in_time_finds_a_slot() -> None:
-    table, holder, release = held_table()
-    ticket = go_away(table, away=5000, hold=2000)
-    behind = queue_up(table)
-    # 1.5 s before it is due, which is less than the 2 s for which a slot is held.
-    assert table.handle(holder, release, 3.5) == [(holder.id, Status.OK)]
-    assert table.advance(5.4) == []
-    assert isinstance(come_back(table, ticket, 5.4), Enqueued)
-    assert behind.waiting is not None
-
-
-def test_who_is_overdue_has_a_slot_held_as_well() -> None:
-    table, holder, release = held_table()
-    ticket = go_away(table, away=1000, hold=2000)
-    behind = queue_up(table)
-    assert table.handle(holder, release, 2.0) == [(holder.id, Status.OK)]
-    assert isinstance(come_back(table, ticket, 2.9), Enqueued)
-    assert behind.waiting is not None
-
-
-def test_a_slot_is_not_held_for_who_is_overdue_by_more_than_that() -> None:
-    table, holder, release = held_table()
-    ticket = go_away(table, away=1000, hold=2000)
-    behind = queue_up(table)
-    effects = table.handle(holder, release, 3.0)
-    assert answers(effects) == [(holder.id, Status), (behind.id, Granted)]
-    assert come_back(table, ticket, 4.0) is Status.QUEUED
 
 
 def test_not_all_positions_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,25 +90,6 @@ def test_a_slot_is_held_once_and_for_so_long() -> None:
     assert come_back(table, ticket, 8.5) is Status.QUEUED
 
 
-@pytest.mark.parametrize(("away", "hold"), [(5000, 2000), (0, 0), (5000, 5000)])
-def test_a_slot_is_not_held_for_who_would_come_too_late(away: int, hold: int) -> None:
-    table, holder, release = held_table()
-    go_away(table, away=away, hold=hold)
-    behind = queue_up(table)
-    effects = table.handle(holder, release, 0.0)
-    assert answers(effects) == [(holder.id, Status), (behind.id, Granted)]
-
-
-def test_a_newcomer_may_have_what_is_not_held() -> None:
-    table, holder, release = held_table()
-    ticket = go_away(table, away=5000, hold=2000)
-    reply_to(table, holder, release, 0.0)
-    newcomer = table.connect()
-    granted = reply_to(table, newcomer, Acquire(LOCK, b"k", 1, 0, None), 1.0)
-    assert isinstance(granted, Granted)
-    assert come_back(table, ticket, 5.0) is Status.QUEUED
-
-
 def test_a_newcomer_may_not_have_what_is_held() -> None:
     table, holder, release = held_table()
     ticket = go_away(table, away=5000, hold=2000)
@@ -182,26 +98,6 @@ def test_a_newcomer_may_not_have_what_is_held() -> None:
     assert reply_to(table, newcomer, Acquire(LOCK, b"k", 1, 0, None), 4.5) is Status.TIMEOUT
     assert reply_to(table, newcomer, Enqueue(LOCK, b"k", 1, None), 4.5) is Status.QUEUED
     assert isinstance(come_back(table, ticket, 5.0), Enqueued)
-
-
-def test_of_two_slots_one_is_held_and_the_other_is_free() -> None:
-    table = table_of()
-    one, two = table.connect(), table.connect()
-    take_two = Acquire(LOCK, b"s", 2, 0, 100)
-    tokens = []
-    for _ in range(2):
-        granted = reply_to(table, one, take_two, 0.0)
-        assert isinstance(granted, Granted)
-        tokens.append(granted.token)
-    reply_to(table, two, Enqueue(LOCK, b"s", 2, None), 0.0)
-    kept = reply_to(table, two, Wait(LOCK, b"s", 0, reserve=Reserve(0, 5000)), 0.0)
-    for token in tokens:
-        reply_to(table, one, Release(LOCK, b"s", token), 1.0)
-    assert isinstance(reply_to(table, one, take_two, 2.0), Granted)
-    assert reply_to(table, one, take_two, 2.0) is Status.TIMEOUT
-    assert isinstance(kept, TimedOut)
-    back = take_two._replace(ticket=kept.ticket)
-    assert isinstance(reply_to(table, two, back, 2.0), Granted)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -217,3 +113,76 @@ def test_whoever_was_passed_is_still_ahead_of_all_that_came_later(order: tuple[i
         assert come_back_as(table, back[ticket], ticket, 2.0) is Status.QUEUED
     waiters = [waiter["conn_id"] for waiter in inspected(table, last, b"k", 2.0)["waiters"]]
     assert waiters == [*(back[ticket].id for ticket in tickets), last.id]
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_position_is_forgotten_some_time_after_somebody_was_expected(passed: bool) -> None:
+    table, holder, release = held_table()
+    ticket, other = go_away(table, away=5000, hold=0), go_away(table, away=5000, hold=0)
+    if passed:
+        reply_to(table, holder, release, 1.0)
+        take(table, holder, b"k", 1000)
+    until = 5.0 + RESERVED_LATE
+    back, newcomer = table.connect(), queue_up(table, until - 1)
+    assert come_back_as(table, back, ticket, until - 0.1) is Status.QUEUED
+    late = table.connect()
+    assert come_back_as(table, late, other, until) is Status.QUEUED
+    order = [waiter["conn_id"] for waiter in inspected(table, late, b"k", until)["waiters"]]
+    assert order == [back.id, newcomer.id, late.id]
+    assert (table.counts.kept, table.counts.forgotten) == (2, 1)
+
+
+def test_a_slot_is_held_no_longer_than_the_position_is_known() -> None:
+    table, holder, release = held_table()
+    go_away(table, away=0, hold=1000 * int(RESERVED_LATE))
+    behind = queue_up(table, timeout=1000)
+    reply_to(table, holder, release, RESERVED_LATE - 1)
+    assert answers(table.advance(RESERVED_LATE)) == [(behind.id, Granted)]
+    assert table.counts.forgotten == 1
+
+
+def test_nothing_is_left_of_positions_that_nobody_comes_back_to() -> None:
+    table, holder, release = held_table()
+    for hold in (0, 2000):
+        for away in (3000, 5000):
+            go_away(table, away=away, hold=hold)
+    reply_to(table, holder, release, 4.0)
+    table.disconnect(holder, 4.0, clean=True)
+    for now in (4.9, 6.9):  # a slot is held for one after another
+        table.advance(now)
+        assert len(table) == 1
+        table.advance(now + 0.1)
+    assert len(table) == 0
+    table.advance(5.0 + RESERVED_LATE)
+    assert not table._partition.reserved
+    assert table.next_deadline() is None
+    assert (table.counts.waiting, table.counts.forgotten) == (0, 4)
+
+
+def test_a_kept_position_shows_who_had_it() -> None:
+    table, _, _ = held_table()
+    peer = table.connect()
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None, label=b"task 7"), 1.0)
+    reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 0)), 2.0)
+    table.disconnect(peer, 2.0, clean=True)
+    other = table.connect()
+    [waiter] = inspected(table, other, b"k", 3.0)["waiters"]
+    assert waiter == {
+        "label": "task 7",
+        "owner": "",
+        "attempt": 0,
+        "group": "",
+        "conn_id": 0,
+        "waited_s": 2.0,
+        "away": True,
+        "told": False,
+    }
+
+
+def test_the_name_of_a_position_is_no_token() -> None:
+    # Who waits may not say after a crash that it was the holder.
+    before, _, _ = held_table()
+    ticket = go_away(before)
+    table, peer, _ = recovering()
+    assert reply_to(table, peer, Renew(LOCK, b"k", ticket, 30)) is Status.ERROR
+    assert reply_to(table, peer, Release(LOCK, b"k", ticket)) is Status.ERROR

@@ -13,14 +13,11 @@ from dflockd.table.limits import STEP
 from dflockd.wire import (
     Acquire,
     Enqueue,
-    Enqueued,
     Evict,
     Granted,
     Identify,
     Release,
     Renew,
-    Renewed,
-    Request,
     Space,
     StableRef,
     Stats,
@@ -115,59 +112,6 @@ def test_stale_wait_never_gets_a_dead_token() -> None:
     assert table.handle(late, Wait(LOCK, b"k", 10), 3.0) == [(late.id, Status.NOT_ENQUEUED)]
     # And the position is free again: no endless error_already_enqueued.
     assert table.handle(late, Enqueue(LOCK, b"k", 1, 2), 3.0) == [(late.id, Status.QUEUED)]
-
-
-@pytest.mark.parametrize("end", ["release", "release by another", "expiry", "wait"])
-def test_enqueue_works_again_after_every_end_of_a_position(end: str) -> None:
-    table = table_of()
-    peer, other = table.connect(), table.connect()
-    ((_, reply),) = table.handle(peer, Enqueue(LOCK, b"k", 1, 5), 0.0)
-    assert isinstance(reply, Enqueued)
-    again = Enqueue(LOCK, b"k", 1, 5)
-    assert table.handle(peer, again, 1.0) == [(peer.id, Status.ALREADY_ENQUEUED)]
-    if end == "expiry":
-        table.advance(5.0)
-    else:
-        request: Request = Release(LOCK, b"k", reply.token)
-        if end == "wait":
-            request = Wait(LOCK, b"k", 0)
-        table.handle(other if "another" in end else peer, request, 1.0)
-    ((_, reply2),) = table.handle(peer, again, 5.0)
-    # A holder that enqueues again queues behind itself.
-    assert isinstance(reply2, Enqueued) if end != "wait" else reply2 is Status.QUEUED
-
-
-@pytest.mark.parametrize(("asked", "lease"), [(7, 7), (None, 33)])
-def test_a_grant_says_for_how_long_it_is(asked: int | None, lease: int) -> None:
-    table = table_of()
-    peer = table.connect()
-    ((_, acquired),) = table.handle(peer, Acquire(LOCK, b"a", 1, 0, asked), 0.0)
-    ((_, enqueued),) = table.handle(peer, Enqueue(LOCK, b"b", 1, asked), 0.0)
-    assert isinstance(acquired, Granted)
-    assert isinstance(enqueued, Enqueued)
-    assert acquired.lease == enqueued.lease == table.next_deadline() == lease
-
-
-def test_wait_starts_the_lease_anew() -> None:
-    table = table_of()
-    peer = table.connect()
-    ((_, reply),) = table.handle(peer, Enqueue(LOCK, b"k", 1, 5), 0.0)
-    assert isinstance(reply, Enqueued)
-    assert table.handle(peer, Wait(LOCK, b"k", 0), 4.0) == [(peer.id, Granted(reply.token, 5))]
-    assert table.next_deadline() == 9.0
-
-
-def test_renewal_sets_the_default_lease_and_takes_over() -> None:
-    table = table_of(default_lease=7)
-    first, second = table.connect(), table.connect()
-    token = take(table, first, b"k", 30)
-    renew = Renew(LOCK, b"k", token, None)
-    assert table.handle(second, renew, 1.0) == [(second.id, Renewed(7))]
-    assert table.next_deadline() == 8.0
-    table.disconnect(first, 2.0, clean=True)
-    assert len(table) == 1
-    table.disconnect(second, 2.0, clean=True)
-    assert len(table) == 0
 
 
 def test_d19_two_tables_share_nothing() -> None:
@@ -290,6 +234,7 @@ def test_evict_ends_a_hold_without_its_token_and_lets_the_next_in():
 
     assert done is Status.OK
     assert granted == waiter.id
+    assert table.counts.evicted == 1
     [(_, lost)] = table.handle(holder, Renew(LOCK, b"k", token, None), 2.0)
     assert lost is Status.ERROR
 

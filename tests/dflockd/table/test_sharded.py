@@ -25,12 +25,12 @@ from tests.dflockd.table.sharded_support import (
     AWAY,
     FOR_LONG,
     LOCK,
-    Two,
     ask,
     assert_empty,
     forget_all,
     table_of,
     take,
+    two_shards,
     wait_for,
 )
 
@@ -192,7 +192,7 @@ def test_of_two_that_come_back_the_later_grant_counts() -> None:
 
 
 def test_leases_are_longer_than_they_are_said_to_be() -> None:
-    table = ShardTable(Limits(), TokenIssuer(b"secret", 0), Two(), stretch=1.5)
+    table = ShardTable(Limits(), TokenIssuer(b"secret", 0), two_shards(), stretch=1.5)
     table.serve_until(FOR_LONG, 0)
     table.open(0, 0)
     holder = table.connect()

@@ -15,7 +15,6 @@ from dflockd.wire import (
     How,
     Moved,
     Recovering,
-    Refusal,
     Release,
     Renew,
     Renewed,
@@ -27,7 +26,6 @@ from tests.dflockd.table.sharded_support import (
     AWAY,
     FOR_LONG,
     LOCK,
-    Two,
     ask,
     assert_empty,
     forget_all,
@@ -36,6 +34,7 @@ from tests.dflockd.table.sharded_support import (
     table_of,
     take,
     tickets_of,
+    two_shards,
     wait_for,
 )
 
@@ -208,11 +207,8 @@ def test_semaphore_grants_that_nobody_was_told_of_move_in_their_order() -> None:
 
 
 def test_a_wait_keeps_its_position_while_nobody_has_the_shard() -> None:
-    class Nobody(Two):
-        def refer(self, shard: int) -> Refusal:
-            return Recovering(100)
-
-    table = ShardTable(Limits(), TokenIssuer(b"secret", 0), Nobody())
+    shards = two_shards(Recovering(100))
+    table = ShardTable(Limits(), TokenIssuer(b"secret", 0), shards)
     table.serve_until(FOR_LONG, 0)
     table.open(0, 0)
     take(table, table.connect(), b"a")
@@ -221,7 +217,7 @@ def test_a_wait_keeps_its_position_while_nobody_has_the_shard() -> None:
     table.freeze(0, 0)
     table.drop(0, AWAY)
     assert ask(table, peer, Wait(LOCK, b"a", 5)) == Recovering(100)
-    table._directory = Two()
+    shards.elsewhere = AWAY
     reply = ask(table, peer, Wait(LOCK, b"a", 5))
     assert isinstance(reply, Moved)
     assert reply.ticket

@@ -20,7 +20,6 @@ from dflockd.wire import (
     Release,
     Renew,
     Renewed,
-    Reply,
     Request,
     Reserve,
     Space,
@@ -30,7 +29,7 @@ from dflockd.wire import (
     TimedOut,
     Wait,
 )
-from tests.dflockd.table.test_counts import agree, some_request
+from tests.dflockd.table.turns_support import ask
 
 LOCK = Space.LOCK
 MANY = 3 * STEP
@@ -38,11 +37,6 @@ MANY = 3 * STEP
 
 def table_of(**limits: int) -> LockTable:
     return LockTable(Limits(max_locks=10 * STEP, **limits), TokenIssuer(b"secret", 0))
-
-
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
-    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
-    return replies[-1] if replies else None
 
 
 def take_many(table: LockTable, peer: Peer, lease: int = 10) -> list[bytes]:
@@ -82,43 +76,6 @@ def test_the_end_of_a_big_connection_takes_small_steps() -> None:
     granted = [number for step in [first, *steps] for number, _ in step]
     assert granted == [waiter.id for waiter in waiters[:-1]]
     assert list(other.holds) == [table._partition.spaces[LOCK][last].holds[MANY]]
-
-
-def test_holds_that_outlive_a_big_connection_stay() -> None:
-    table = table_of(orphan_ttl=5)
-    big = table.connect()
-    take_many(table, big)
-    table.disconnect(big, 1.0, clean=False)
-    rest(table, 1.0)
-    assert len(table) == MANY
-    assert table.next_deadline() == 6.0
-    rest(table, 6.0)
-    assert len(table) == 0
-
-
-def test_a_server_that_keeps_what_is_held_frees_a_big_connection_that_has_ended() -> None:
-    table = table_of()
-    big, other = table.connect(), table.connect()
-    take_many(table, big)
-    assert isinstance(ask(table, other, Acquire(LOCK, b"k", 1, 0, 10)), Granted)
-    table.disconnect(big, 1.0, clean=True)
-    assert len(table) > STEP
-    assert table.drain(1.0, keep=True) == []
-    rest(table, 1.0)
-    table.disconnect(other, 1.0, clean=True)
-    assert list(table._partition.spaces[LOCK]) == [b"k"]
-
-
-def test_who_waits_for_a_big_connection_that_has_ended_is_sent_home_in_a_drain() -> None:
-    table = table_of()
-    big = table.connect()
-    take_many(table, big)
-    waiter, last = table.connect(), MANY - 1
-    assert ask(table, waiter, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
-    assert table.disconnect(big, 1.0, clean=True) == []
-    assert table.drain(1.0) == [(waiter.id, Status.DRAINING)]
-    assert not any(rest(table, 1.0))
-    assert len(table) == 0
 
 
 def test_all_are_sent_home_in_small_steps() -> None:
@@ -164,25 +121,6 @@ def test_many_who_are_older_are_sent_away_in_small_steps_and_none_of_them_is_ser
     told = [effect for step in steps for effect in step if effect[0] != peer.id]
     assert told == [(waiter.id, Superseded(2, b"newest")) for waiter in waiters]
     assert table.counts.ousted == MANY
-
-
-def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
-    table = table_of()
-    holder, big = table.connect(), table.connect()
-    tokens = take_many(table, holder)
-    for number in range(MANY):
-        assert ask(table, big, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
-    next_ = table.connect()
-    last = MANY - 1
-    assert ask(table, next_, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
-    table.disconnect(big, 1.0, clean=True)
-    assert len(big.enqueued) == MANY - 2 * STEP
-    released = table.handle(holder, Release(LOCK, b"%d" % last, tokens[last]), 1.0)
-    assert [number for number, _ in released] == [holder.id, next_.id]
-    rest(table, 1.0)
-    assert not big.enqueued
-    assert not big.holds
-    assert all(not entry.waiters for entry in table._partition.spaces[LOCK].values())
 
 
 Ask = Callable[[bytes, bytes], Request]
@@ -258,57 +196,6 @@ def test_many_who_are_away_are_passed_in_small_steps() -> None:
     assert queue.present == len(queue) == MANY
 
 
-def test_however_many_slots_are_free_at_once_few_are_passed_in_a_step() -> None:
-    table, slots = table_of(), 20
-    big, peer, waiter = table.connect(), table.connect(), table.connect()
-    for _ in range(slots):
-        assert isinstance(ask(table, big, Acquire(LOCK, b"k", slots, 0, 10)), Granted)
-    for _ in range(MANY):
-        reserve(table, peer, slots, away=60_000, hold=0)
-    assert ask(table, waiter, Acquire(LOCK, b"k", slots, 9, 10)) is None
-    queue = table._partition.spaces[LOCK][b"k"].waiters
-    assert queue is not None
-    left = queue.away
-    granted = table.disconnect(big, 1.0, clean=True)
-    assert left - queue.away <= STEP + slots
-    while (deadline := table.next_deadline()) is not None and deadline <= 1.0:
-        left = queue.away
-        granted += table.advance(1.0)
-        assert left - queue.away <= STEP
-    assert queue.away == 0
-    assert [number for number, _ in granted] == [waiter.id]
-
-
-def test_however_many_slots_are_free_at_once_few_are_given_in_a_step() -> None:
-    table = table_of()
-    big, peer = table.connect(), table.connect()
-    for _ in range(MANY):
-        assert isinstance(ask(table, big, Acquire(LOCK, b"k", MANY, 0, 10)), Granted)
-    for _ in range(3 * MANY):  # all slots are free before the last of these is passed
-        reserve(table, peer, MANY, away=60_000, hold=0)
-    waiters = [table.connect() for _ in range(MANY)]
-    for waiter in waiters:
-        assert ask(table, waiter, Acquire(LOCK, b"k", MANY, 9, 10)) is None
-    first = table.disconnect(big, 1.0, clean=True)
-    steps = [first, *rest(table, 1.0)]
-    assert all(len(step) <= STEP for step in steps)
-    assert [number for step in steps for number, _ in step] == [waiter.id for waiter in waiters]
-
-
-def test_waiters_who_are_away_are_not_counted_one_by_one() -> None:
-    table = table_of(max_waiters=2)
-    holder, peer = table.connect(), table.connect()
-    ask(table, holder, Acquire(LOCK, b"k", 1, 0, 10))
-    for _ in range(10):
-        reserve(table, peer, 1, away=60_000, hold=0)
-    queue = table._partition.spaces[LOCK][b"k"].waiters
-    assert queue is not None
-    assert (len(queue), queue.present) == (10, 0)
-    for _ in range(2):
-        assert ask(table, table.connect(), Acquire(LOCK, b"k", 1, 9, 10)) is None
-    assert ask(table, peer, Acquire(LOCK, b"k", 1, 9, 10)) is Status.MAX_WAITERS
-
-
 # Limits.
 
 
@@ -326,6 +213,32 @@ def test_one_connection_holds_so_many_locks() -> None:
     assert isinstance(tokens[0], Granted)
     assert ask(table, peer, Release(LOCK, b"0", tokens[0].token)) is Status.OK
     assert isinstance(ask(table, peer, Acquire(LOCK, b"3", 1, 0, 10)), Granted)
+
+
+def test_what_comes_back_is_never_too_much() -> None:
+    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 0), kept=True)
+    holders = [table.connect() for _ in range(3)]
+    granted = [
+        ask(table, holder, Acquire(LOCK, b"%d" % n, 1, 0, 10)) for n, holder in enumerate(holders)
+    ]
+    kept = [hold.kept() for hold in table.changes or ()]
+    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 3))
+    table.restore(kept[:2], 1.0)
+    table.recover(11.0)
+    peer = table.connect()
+    for number, reply in enumerate(granted):
+        assert isinstance(reply, Granted)
+        assert ask(table, peer, Renew(LOCK, b"%d" % number, reply.token, 10), 1.0) == Renewed(10)
+    assert len(peer.holds) == 3
+
+
+def test_a_report_stops_at_so_many_keys() -> None:
+    table = LockTable(Limits(max_locks=1100), TokenIssuer(b"secret", 0))
+    peer = table.connect()
+    for number in range(1100):
+        assert isinstance(ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, 10)), Granted)
+    reply = ask(table, peer, Stats())
+    assert b'"omitted":100,' in reply.json  # type: ignore[union-attr]
 
 
 def test_one_connection_enqueues_so_often() -> None:
@@ -360,89 +273,3 @@ def test_who_comes_to_a_key_with_no_more_slots_than_one_may_hold_waits() -> None
         assert isinstance(kept, TimedOut)
         by_ticket = again._replace(ticket=kept.ticket)
         assert ask(table, peer, by_ticket) in (None, Status.QUEUED)
-
-
-def test_what_comes_back_is_never_too_much() -> None:
-    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 0), kept=True)
-    holders = [table.connect() for _ in range(3)]
-    granted = [
-        ask(table, holder, Acquire(LOCK, b"%d" % n, 1, 0, 10)) for n, holder in enumerate(holders)
-    ]
-    kept = [hold.kept() for hold in table.changes or ()]
-    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 3))
-    table.restore(kept[:2], 1.0)
-    table.recover(11.0)
-    peer = table.connect()
-    for number, reply in enumerate(granted):
-        assert isinstance(reply, Granted)
-        assert ask(table, peer, Renew(LOCK, b"%d" % number, reply.token, 10), 1.0) == Renewed(10)
-    assert len(peer.holds) == 3
-
-
-def test_a_report_stops_at_so_many_keys() -> None:
-    table = LockTable(Limits(max_locks=1100), TokenIssuer(b"secret", 0))
-    peer = table.connect()
-    for number in range(1100):
-        assert isinstance(ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, 10)), Granted)
-    reply = ask(table, peer, Stats())
-    assert b'"omitted":100,' in reply.json  # type: ignore[union-attr]
-
-
-# Every step as small as it can be, over random histories.
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("slots", "connections"):
-        monkeypatch.setattr(f"dflockd.table.{module}.STEP", 1)
-    dice = random.Random(seed)
-    limits = Limits(
-        default_lease=3,
-        max_waiters=dice.choice([0, 3]),
-        orphan_ttl=dice.choice([0, 1]),
-        auto_release=dice.random() < 0.8,
-    )
-    table = LockTable(limits, TokenIssuer(b"secret", 0), kept=True)
-    now, peers = 0.0, [table.connect() for _ in range(4)]
-    for _ in range(400):
-        ready = [peer for peer in peers if peer.waiting is None]
-        if not ready or dice.random() < 0.1:
-            gone = peers.pop(dice.randrange(len(peers)))
-            table.disconnect(gone, now, clean=dice.random() < 0.5)
-            peers.append(table.connect())
-        elif dice.random() < 0.2:
-            now += dice.choice([0.5, 1, 3])
-        elif dice.random() < 0.3:
-            table.advance(now)
-        else:
-            peer = dice.choice(ready)
-            request = some_request(dice, table, peer)
-            is_dead = is_past_its_deadline(table, request, now)
-            effects = table.handle(peer, request, now)
-            if is_dead:
-                assert (peer.id, Status.OK) not in effects
-                assert not any(isinstance(reply, Renewed) for _, reply in effects)
-        agree(table)
-        for number, reply in table.advance(now) if dice.random() < 0.2 else ():
-            assert number in table.connections.peers, reply
-        for space in table._partition.spaces:
-            for entry in space.values():
-                told = len(entry.waiters.told) if entry.waiters is not None else 0
-                most = max(entry.limit, *(hold.limit for hold in entry.holds.values()), 0)
-                assert len(entry.holds) + told <= most
-                assert entry.holds or entry.waiters
-    for peer in peers:
-        table.disconnect(peer, now, clean=True)
-    while (deadline := table.next_deadline()) is not None:
-        now = max(now, deadline)
-        table.advance(now)
-    assert len(table) == 0
-    assert not table._partition.reserved
-    assert table.counts.holding == table.counts.waiting == 0
-
-
-def is_past_its_deadline(table: LockTable, request: Request, now: float) -> bool:
-    if not isinstance(request, Renew | Release):
-        return False
-    hold = table.slots.find(table._partition, request.space, request.key, request.token)
-    return hold is not None and hold.deadline <= now

@@ -14,13 +14,11 @@ from dflockd.wire import (
     Aged,
     DrawAge,
     Enqueue,
-    Enqueued,
     Granted,
     Hello,
     Inspect,
     Listen,
     Owner,
-    OwnerConflict,
     Release,
     Report,
     Request,
@@ -29,10 +27,8 @@ from dflockd.wire import (
     Status,
     Superseded,
     TimedOut,
-    Wait,
-    YourTurn,
 )
-from tests.dflockd.table.turns_support import Run, asks
+from tests.dflockd.table.turns_support import Run
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 OVER = Status.LEASE_EXPIRED
@@ -114,49 +110,6 @@ def test_who_listens_too_late_is_told_at_once(table: LockTable) -> None:
     assert table.counts.asked_to_stop == 1
 
 
-def test_nobody_listens_longer_than_it_holds(table: LockTable) -> None:
-    holder, token = take(table, 1)
-    ear = listen(table, token)
-    ask(table, holder, Release(LOCK, b"k", token))
-    assert heard() == [(ear.id, OVER)]
-    assert len(table) == 0
-    assert ask(table, ear, Listen(b"k", token)) is OVER
-
-    holder, token = take(table, 2)
-    ear = listen(table, token)
-    assert table.disconnect(holder, 1.0, clean=False) == [(ear.id, OVER)]
-
-    _, token = take(table, 3)
-    ear = listen(table, token)
-    assert table.advance(1000.0) == [(ear.id, OVER)]
-
-
-def test_who_listens_may_leave(table: LockTable) -> None:
-    holder, token = take(table, 1)
-    ear = listen(table, token)
-    assert table.disconnect(ear, 1.0, clean=True) == []
-    again = listen(table, token)
-    other = listen(table, token)
-    assert heard() == [(again.id, OVER)]
-    ask(table, holder, Release(LOCK, b"k", token))
-    assert heard() == [(other.id, OVER)]
-
-
-def test_what_has_no_age_takes_no_part(table: LockTable) -> None:
-    plain = table.connect()
-    reply = ask(table, plain, Acquire(LOCK, b"k", 1, 0, 30))
-    assert isinstance(reply, Granted)
-    assert ask(table, table.connect(), Listen(b"k", reply.token)) is Status.ERROR
-    second = table.connect()
-    assert ask(table, second, Acquire(LOCK, b"k", 1, 60, 30)) is None
-    older, newer = wait(table, 1), wait(table, 2)
-    assert heard() == [(older.id, Superseded(2, b"task-2"))]
-    assert second.waiting is not None
-    assert newer.waiting is not None
-    third = table.connect()
-    assert ask(table, third, Acquire(LOCK, b"k", 1, 60, 30)) is None
-
-
 def test_who_is_older_is_sent_away_whatever_the_newest_does(table: LockTable) -> None:
     newer, token = take(table, 5)
     refused = Superseded(5, b"task-5")
@@ -169,108 +122,6 @@ def test_who_is_older_is_sent_away_whatever_the_newest_does(table: LockTable) ->
     assert table.counts.outdated == 3
     # The newest itself may come again: it was requeued, or its worker was killed.
     take(table, 5)
-
-
-def test_another_attempt_of_the_same_age_waits_for_its_own(table: LockTable) -> None:
-    _, token = take(table, 5)
-    ear = listen(table, token)
-    wait(table, 5, 1)
-    assert ear.waiting is not None
-    again = run(table, 5, 1)._replace(peer=table.connect())  # of another process
-    assert ask(table, again, Acquire(LOCK, b"k", 1, 60, 30)) == OwnerConflict(b"waiting", 1)
-
-
-def test_that_it_is_there_already_is_said_first(table: LockTable) -> None:
-    take(table, 1)
-    wait(table, 2)
-    again = run(table, 1)
-    reply = ask(table, again, Acquire(LOCK, b"k", 1, 60, 30))
-    assert reply == OwnerConflict(b"held", 0)
-
-
-def test_who_has_no_position_learns_nothing_of_others(table: LockTable) -> None:
-    take(table, 50)
-    nobody, older, other_key = table.connect(), run(table, 40), run(table, 40)
-    assert ask(table, nobody, Wait(LOCK, b"k", 0)) is Status.NOT_ENQUEUED
-    assert ask(table, other_key, Wait(LOCK, b"other", 0)) is Status.NOT_ENQUEUED
-    assert ask(table, older.peer, Wait(LOCK, b"k", 0)) is Status.NOT_ENQUEUED
-    assert ask(table, older, Wait(SEMAPHORE, b"k", 0)) is Status.NOT_ENQUEUED
-    assert ask(table, older, Wait(LOCK, b"k", 0)) == Superseded(50, b"task-50")
-
-
-def test_who_has_a_position_and_asks_later_learns_of_it(table: LockTable) -> None:
-    take(table, 1)
-    older = run(table, 2)
-    assert ask(table, older, Enqueue(LOCK, b"k", 1, 30)) is Status.QUEUED
-    wait(table, 3)
-    assert heard() == []
-    assert ask(table, older, Wait(LOCK, b"k", 60)) == Superseded(3, b"task-3")
-
-
-def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: LockTable) -> None:
-    older = run(table, 1)
-    ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000))
-    told = asks(table, older.peer)[1]
-    assert isinstance(told, YourTurn)
-    plain = table.connect()
-    assert ask(table, plain, Acquire(LOCK, b"k", 1, 60, 30)) is None
-    newer = wait(table, 2)
-    [(number, reply)] = heard()
-    assert (number, type(reply)) == (plain.id, Granted)
-    assert newer.waiting is not None
-    elsewhere = run(table, 1)
-    assert ask(table, elsewhere, Acquire(LOCK, b"k", 1, 60, 30, ticket=told.ticket)) == Superseded(
-        2, b"task-2"
-    )
-
-
-def test_alone_in_the_queue_the_newest_has_it_at_once(table: LockTable) -> None:
-    older = run(table, 1)
-    ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000))
-    assert isinstance(asks(table, older.peer)[1], YourTurn)
-    assert isinstance(ask(table, run(table, 2), Enqueue(LOCK, b"k", 1, 30)), Enqueued)
-    assert len(table.deadlines) == 1
-    assert not table._partition.reserved
-
-
-def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockTable) -> None:
-    holder, token = take(table, 1)
-    older = run(table, 2)
-    ask(table, older, Enqueue(LOCK, b"k", 1, 30))
-    left = ask(table, older, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 5000)))
-    assert isinstance(left, TimedOut)
-    wait(table, 3)
-    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30, ticket=left.ticket))
-    assert reply == Superseded(3, b"task-3")
-    assert not table._partition.reserved
-    ask(table, holder, Release(LOCK, b"k", token))
-    assert [type(reply) for _, reply in heard()] == [Granted]
-
-
-def test_no_slot_is_held_against_the_newest_for_somebody_older_that_is_away(
-    table: LockTable,
-) -> None:
-    _, token = take(table, 10)
-    older = run(table, 20)
-    assert ask(table, older, Enqueue(LOCK, b"k", 1, 30)) is Status.QUEUED
-    assert isinstance(ask(table, older, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 5000))), TimedOut)
-    assert ask(table, table.connect(), Release(LOCK, b"k", token), 4) is Status.OK
-    newest = run(table, 30)
-    # The older one would be refused when it comes back.
-    assert isinstance(ask(table, newest, Acquire(LOCK, b"k", 1, 0, 30), 4), Granted)
-
-
-def test_who_waits_has_the_slot_before_somebody_older_that_is_away(table: LockTable) -> None:
-    holder, token = take(table, 1)
-    older = run(table, 2)
-    ask(table, older, Enqueue(LOCK, b"k", 1, 30))
-    left = ask(table, older, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 5000)))
-    assert isinstance(left, TimedOut)
-    newest = wait(table, 3)
-    ask(table, holder, Release(LOCK, b"k", token), 5.0)
-    assert [(number, type(reply)) for number, reply in heard()] == [(newest.id, Granted)]
-    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30, ticket=left.ticket), 5.0)
-    assert reply == Superseded(3, b"task-3")
 
 
 def test_an_age_that_was_not_given_out_is_the_oldest(table: LockTable) -> None:
@@ -379,10 +230,3 @@ def test_people_see_who_was_superseded(table: LockTable) -> None:
     assert (holder()["age"], holder()["superseded_by"]) == (1, "")
     wait(table, 2)
     assert holder()["superseded_by"] == "task-2"
-
-
-def test_draining_ends_it(table: LockTable) -> None:
-    _, token = take(table, 1)
-    ear = listen(table, token)
-    assert table.drain(1.0) == [(ear.id, Status.DRAINING)]
-    assert ask(table, table.connect(), DrawAge(b"k")) is Status.DRAINING

@@ -21,7 +21,7 @@ documents = st.builds(
         "shards": [index for index, _ in shards],
         "epochs": [epoch for _, epoch in shards],
     },
-    st.lists(st.from_regex(r"[a-z]{1,8}:[0-9]{1,5}", fullmatch=True), max_size=4),
+    st.lists(st.sampled_from(["a:1", "b:6388", "10.0.0.1:6388", "lock-1.internal:1"]), max_size=4),
     st.lists(st.tuples(st.integers(-1, 3), st.integers(0, (1 << 24) - 1)), max_size=40),
 )
 
