@@ -96,9 +96,9 @@ class Lease:
     why: str = ""
     """Why it is lost."""
     _shortened_at = -math.inf
-    """When another length of the lease was asked for last, ..."""
+    """When another length of the lease was asked for last."""
     _ends_from = math.inf
-    """... and from when on it may be over because of that, until an answer says that it is not."""
+    """When it may be over because of that. An answer says that it is not."""
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
 
