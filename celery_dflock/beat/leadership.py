@@ -27,6 +27,13 @@ class NotLeadingError(BaseException):
     """The lock is lost. Not an `Exception`: schedulers log those and continue with the next entry."""
 
 
+class NotReservedError(BaseException):
+    """The scheduler could not reserve a firing, and may have recorded it as sent nonetheless.
+
+    Not an `Exception`: RedBeat logs those, and the claim of its next firing would replace this one's.
+    """
+
+
 class Lead:
     """One term of leadership, from a grant until the lock is lost or the process ends.
 
@@ -155,7 +162,11 @@ class Led:
         """Claim the firing, then let the scheduler record it."""
         firing = self.lead.firing_of(entry)
         self.lead.begin(firing)
-        after = super().reserve(entry)  # type: ignore[misc]
+        self._under_way = firing, entry
+        try:
+            after = super().reserve(entry)  # type: ignore[misc]
+        except Exception as exc:
+            raise NotReservedError(f"{firing}: {exc!r}") from exc
         if self.lead.keeps_times_of(entry):
             after.last_run_at = firing.due
         self._under_way = firing, after

@@ -12,11 +12,18 @@ from celery import Celery, platforms, signals
 from celery.beat import ScheduleEntry, Service
 from celery.utils.imports import qualname
 from celery.utils.time import maybe_make_aware
+from kombu.exceptions import OperationalError
 
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.config import BeatSettings, beat_settings
 from celery_dflock.beat.firing import Firing, due_after
-from celery_dflock.beat.leadership import Lead, NotLeadingError, led, restore
+from celery_dflock.beat.leadership import (
+    Lead,
+    NotLeadingError,
+    NotReservedError,
+    led,
+    restore,
+)
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
 from celery_dflock.identity import process_label
@@ -119,7 +126,10 @@ class DflockScheduler:
 
     def _do_sync(self) -> None:
         with self._busy():
-            self._inner._do_sync()
+            try:
+                self._inner._do_sync()
+            except Exception as exc:
+                self._fail(exc)
 
     def close(self) -> None:
         """Write what is left to write, and let the next beat lead."""
@@ -195,7 +205,12 @@ class DflockScheduler:
             logger.warning("beat: firing %s was claimed, but its entry is gone: not sent", firing)
         elif not self._is_remembered(firing):
             logger.info("beat: firing %s was claimed but not confirmed, it is sent again", firing)
-            self._inner.send(entry, firing)
+            try:
+                self._inner.send(entry, firing)
+            except Exception as exc:
+                if isinstance(exc.__context__, OperationalError):
+                    raise  # the broker is away, and nothing else could be sent either
+                logger.exception("beat: firing %s cannot be sent, it is left out", firing)
         self._claims.clear()
 
     def _is_remembered(self, firing: Firing) -> bool:
@@ -232,11 +247,18 @@ class DflockScheduler:
         except NotLeadingError as exc:
             self._step_down(exc)
             return 0
-        except Exception as exc:  # of what it keeps its entries in; the next leader reads them anew
-            self._say(logging.ERROR, f"no longer leading, could not go on: {exc!r}", exc_info=True)
-            self._drop()
+        except (Exception, NotReservedError) as exc:
+            self._fail(exc)
             return PAUSE
         return min(seconds, self._settings.lock_ttl / 3)
+
+    def _fail(self, why: BaseException) -> None:
+        """Step down after an error of what the scheduler keeps its entries in.
+
+        The next leader reads them anew.
+        """
+        self._say(logging.ERROR, f"no longer leading, could not go on: {why!r}", exc_info=True)
+        self._drop()
 
     def _step_down(self, why: object) -> None:
         self._say(logging.WARNING, f"no longer leading: {why}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
@@ -36,6 +37,9 @@ from dflockd.wire import (
 
 NUM_SHARDS = 64
 
+RESET = struct.pack("ii", 1, 0)
+"""With this option a connection is reset when it is closed."""
+
 
 class End:
     """Instead of a reply: the connection ends."""
@@ -47,6 +51,10 @@ class Silence:
 
 class Last(bytes):
     """Bytes that are sent as they are, and then the connection ends."""
+
+
+class Reset(Last):
+    """The same, with a reset."""
 
 
 Answer: TypeAlias = "Reply | bytes | type[End] | type[Silence] | Callable[[Request], Answer]"
@@ -168,6 +176,8 @@ class ScriptedServer:
                     answer = self._answer(number, request)
                     if answer is End:
                         return
+                    if isinstance(answer, Reset):
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                     if answer is not Silence:
                         # A reply is a tuple or a status.
                         is_raw = isinstance(answer, bytes)

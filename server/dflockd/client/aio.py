@@ -519,6 +519,19 @@ class _Reader:
         """Whether the loop is closed; see `dflockd.client.connection.Watcher`."""
         return self.loop.is_closed()
 
+    def leave(self) -> None:
+        """Unregister it once it is closed. From any thread.
+
+        After a reset uvloop looks at a connection no more, and to register the next one with its number
+        would fail until this one is unregistered.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if self._number >= 0:
+            self._read()
+
     def _read(self) -> None:
         link, waiting = self._link, self.waiting
         if waiting is None or waiting.done() or link.closed:
@@ -537,7 +550,8 @@ class _Reader:
         self.waiting = None
 
     def _unregister(self) -> None:
-        self.loop.remove_reader(self._number)
+        number, self._number = self._number, -1
+        self.loop.remove_reader(number)
         self._replies.readers.discard(self)
         link = self._link
         if link.loop_reader is self:

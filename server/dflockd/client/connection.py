@@ -261,6 +261,9 @@ class Connection:
                 self.unwatch(each)
         if len(self._watchers) > 1:
             self._shut_down()
+        reader = self.loop_reader
+        if reader is not None:
+            reader.leave()
         self.unwatch(self)
 
     def is_gone(self) -> bool:
@@ -355,8 +358,9 @@ class Connection:
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             line = self.reader.receive(data)
-            # What TLS has taken from the socket already wakes nobody.
-            if line is not None or not self.is_tls or not cast(ssl.SSLSocket, self._sock).pending():
+            # More may have come, or a reset: of what TLS has taken from the socket already, and after a
+            # reset in uvloop, nobody is told again.
+            if line is not None:
                 return line
 
 

@@ -95,6 +95,10 @@ class Lease:
     shards: ShardMap | None = None
     why: str = ""
     """Why it is lost."""
+    _shortened_at = -math.inf
+    """When another length of the lease was asked for last."""
+    _ends_from = math.inf
+    """When it may be over because of that. An answer says that it is not."""
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
 
@@ -213,7 +217,9 @@ class Lease:
         if self._end or clock.now() >= self.deadline:
             return False
         self.lease = grant.lease
-        self.deadline = grant.deadline
+        if grant.deadline >= self._shortened_at + grant.lease:
+            self._ends_from = math.inf
+        self.deadline = min(grant.deadline, self._ends_from)
         self.spread()
         if link is not None:
             self.link = link
@@ -251,9 +257,14 @@ class Lease:
         if self.task is not None and (self._end or not self.is_away):
             self.task.resume(came)
 
-    def shorten(self, seconds: int) -> None:
-        """Take in that so short a lease is about to be asked for: it may begin with the request."""
-        self.deadline = min(self.deadline, clock.now() + seconds)
+    def shorten(self, seconds: int, now: float) -> None:
+        """Take in that so short a lease is about to be asked for: it may begin with the request.
+
+        The answer to an older request, which comes on another connection, does not make it longer.
+        """
+        self._shortened_at = now
+        self._ends_from = min(self._ends_from, now + seconds)
+        self.deadline = min(self.deadline, self._ends_from)
 
     def spread(self) -> None:
         """Choose when it is renewed: by chance, and then with others that are due about that time."""

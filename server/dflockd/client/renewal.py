@@ -137,7 +137,7 @@ class _Keeper:
             renewal.sent = now
             self.promised.append(renewal)
             lease.asked = renewal.seconds or lease.asked
-            lease.shorten(lease.asked)
+            lease.shorten(lease.asked, now)
 
     def keep_promises(self, sent: float) -> None:
         """Tell those who wait that a renewal is done which was sent then."""

@@ -110,9 +110,11 @@ class Requester:
                 raise self._cancelled()
             link = self.asking
             if link is not None and (link.closed or link.route.address != server):
-                self.asking, is_queued = None, False
-                pool.give(link)
-                link = None
+                if is_queued:
+                    link.close()  # who refuses for a moment may keep the position, and serve it later
+                else:
+                    pool.give(link)
+                self.asking, is_queued, link = None, False, None
             self._go_to(server)
             was_queued = is_queued
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dbm
+import errno
 import shutil
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_dflock.beat import DflockScheduler
 from celery_dflock.beat.claims import Claims
@@ -230,6 +232,100 @@ def test_in_doubt_with_a_firing_in_its_hands(
     finally:
         back.join()
     assert sent == (["job"] if restarted.name == "remembers" else [])
+
+
+class LogsErrors(WritesFirst):
+    """Goes on after an error of one entry, as RedBeat does."""
+
+    def tick(self) -> float:
+        try:
+            return float(super().tick())
+        except Exception:
+            return 0.0
+
+
+@pytest.mark.parametrize("cls", [WritesFirst, LogsErrors])
+def test_a_firing_that_may_be_written_down_in_spite_of_an_error(
+    lock_server: LockServer, monkeypatch: pytest.MonkeyPatch, cls: type[WritesFirst]
+) -> None:
+    """The connection to the store broke before its answer came."""
+    name = f"unanswered-{cls.__name__}"
+    proj, sent = app(
+        dflock_servers=lock_server.address, dflock_beat_lock_key=name, dflock_beat_scheduler=cls
+    )
+    proj.conf.beat_schedule["other"] = proj.conf.beat_schedule["job"] | {"task": "other"}
+    monkeypatch.setattr(WritesFirst, "runs", {})
+    scheduler = DflockScheduler(proj)
+    assert scheduler.tick() == 0
+
+    errors: list[Exception] = [ConnectionResetError()]
+
+    def broke(_: Any) -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(WritesFirst, "then", broke)
+    for entry in scheduler.schedule.values():
+        entry.last_run_at -= timedelta(minutes=1)
+        WritesFirst.runs[entry.name] = entry.last_run_at
+    for _ in range(10):
+        scheduler.tick()
+    assert sorted(sent) == ["job", "other"]
+    scheduler.close()
+
+
+def test_a_claimed_firing_that_cannot_be_sent_keeps_nobody_from_leading(
+    lock_server: LockServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out, as it is when it is due; but not while the broker is away."""
+    proj, _ = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key="unsendable",
+        dflock_beat_scheduler=Scheduler,
+        dflock_beat_store=False,
+    )
+    proj.conf.beat_schedule = {"job": {"task": "job", "schedule": 60.0}}
+    errors: list[Exception] = [OperationalError("away"), EncodeError("no such argument")]
+
+    def send_task(*_: Any, **__: Any) -> None:
+        raise errors.pop(0)
+
+    proj.send_task = send_task
+    claimed = Firing("unsendable", "job", datetime.now(UTC) + timedelta(hours=1))
+    Claims("unsendable", settings(proj)).take(claimed)
+    scheduler = DflockScheduler(proj)
+    assert scheduler.tick() > 0
+    assert scheduler._inner is None
+    assert scheduler.tick() == 0
+    assert scheduler._inner is not None, caplog.text
+    assert f"{claimed} cannot be sent, it is left out" in caplog.text
+    assert not admin.inspect(lock_server.address, "unsendable:claim")["holders"]
+    scheduler.close()
+
+
+def test_an_error_while_it_writes_ends_nothing_but_the_term(
+    lock_server: LockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery asks for that between two ticks too: an error there would end the beat."""
+    proj, _ = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key="full",
+        dflock_beat_scheduler=WritesFirst,
+    )
+    scheduler = DflockScheduler(proj)
+    assert scheduler.tick() == 0
+
+    def full(_: Any) -> None:
+        monkeypatch.undo()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(WritesFirst, "sync", full)
+    assert scheduler.should_sync()
+    scheduler._do_sync()
+    assert scheduler._inner is None
+    assert scheduler.tick() == 0
+    assert scheduler._inner is not None
+    scheduler.close()
 
 
 def test_who_does_not_lead_writes_nothing(lock_server: LockServer, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dflockd import client
 from tests.dflockd.client_support import is_free, wait_renewed
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.scripted_server import ScriptedServer
 
 R = TypeVar("R")
 
@@ -59,7 +60,9 @@ def run_alone(new_loop: NewLoop, coroutine: Coroutine[Any, Any, R]) -> R:
         return runner.run(coroutine)
 
 
-def lock_on(server: ServerProcess | Proxy, key: str, **options: Any) -> client.DistributedLock:
+def lock_on(
+    server: ServerProcess | Proxy | ScriptedServer, key: str, **options: Any
+) -> client.DistributedLock:
     servers = [("127.0.0.1", server.port)]
     lease: dict[str, Any] = {"lease_ttl_s": LEASE, "renew_ratio": 0.5 / LEASE}
     return client.DistributedLock(key, 5, **{"servers": servers} | lease | options)

@@ -6,6 +6,7 @@ The lock is the process's, not the loop's: as long as the process lives it is re
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from dflockd import errors
+from dflockd.client import process
+from dflockd.wire import Acquire, encode_reply
 from tests.dflockd.client.loops import (
     LEASE,
     SOON,
@@ -28,6 +32,7 @@ from tests.dflockd.client.loops import (
 from tests.dflockd.client_support import Calls, is_free, renewed, wait_renewed
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess, StartServer, eventually
+from tests.dflockd.scripted_server import Reset, ScriptedServer, grant
 from tests.pace import Pace
 
 pytestmark = [
@@ -262,3 +267,46 @@ def test_on_lost_of_a_closed_loop_whose_server_ends(
     server.end()
     eventually(lambda: bool(lost.locks))
     assert not lock.held
+
+
+# Connections that are reset: uvloop says so once, and to who reads at that moment.
+
+
+@pytest.mark.parametrize("rest", [b"", b"ok 00"])
+def test_a_connection_is_reset(scripted: ScriptedServer, new_loop: NewLoop, rest: bytes) -> None:
+    """Nothing stays of it, nor is the next one with its number taken for it."""
+    scripted.script(Acquire, *[Reset(rest), grant] * 3)
+
+    async def main() -> None:
+        for _ in range(3):
+            with Pace() as pace, pytest.raises(errors.UnreachableError, match="reset"):
+                await acquire(lock_on(scripted, "key"))
+            assert pace.seconds < SOON
+            gc.collect()
+            async with lock_on(scripted, "key"):
+                pass
+            process.close_idle_connections()
+
+    run_alone(new_loop, main())
+
+
+def test_a_connection_is_reset_right_after_a_reply(
+    scripted: ScriptedServer, new_loop: NewLoop
+) -> None:
+    def granted(request: Acquire) -> Reset:
+        return Reset(encode_reply(grant(request)))
+
+    scripted.script(Acquire, granted)
+
+    async def main() -> None:
+        for number in range(1, 11):
+            lock = lock_on(scripted, "key")
+            await acquire(lock)
+            await lock.check()
+            await lock.release()
+            process.close_idle_connections()
+            del lock
+            gc.collect()
+            assert len(scripted.asked(Acquire)) == number
+
+    run_alone(new_loop, main())

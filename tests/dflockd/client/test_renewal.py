@@ -10,7 +10,7 @@ import pytest
 
 from dflockd import clock, errors
 from dflockd.client.lease import RENEWAL_JITTER, TOGETHER, Lease
-from dflockd.client.operations import Target
+from dflockd.client.operations import Grant, Target
 from dflockd.client.process import close_idle_connections
 from dflockd.wire import Space
 from tests.dflockd.client_support import (
@@ -56,6 +56,19 @@ async def test_the_lease_is_renewed(server: ServerProcess, key: str) -> None:
                 for case in ((600, 0.001), (60, 0.005), (60, 0.02), (8, 0.1))
             )
         )
+
+
+def test_an_older_answer_makes_a_shorter_lease_no_longer() -> None:
+    """The server has read the shorter one since, on another connection."""
+    target, began = Target(Space.LOCK, b"key", 1, None, "server"), clock.now()
+    lease = Lease(target, (b"token", 60, began + 60), Mock(), 0.5)
+    asked = began + 0.5
+    lease.shorten(5, asked)
+    assert lease.renewed(Grant(b"token", 60, began + 60))
+    assert lease.deadline == asked + 5
+    assert lease.renewed(Grant(b"token", 5, asked + 5))
+    assert lease.renewed(Grant(b"token", 60, asked + 1 + 60))
+    assert lease.deadline == asked + 1 + 60
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.02, 0.5, 0.9])

@@ -139,7 +139,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a shorter lease begins once it is confirmed", "held is certain")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lease, "shorten", lambda self, seconds: None)
+    patch.setattr(Lease, "shorten", lambda self, seconds, now: None)
 
 
 @planted("of two connections the one that has not answered is closed", "held is certain")

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.wire import Acquire, Enqueue, Granted, How, Moved, Recovering, Release, Status, Wait
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Granted,
+    How,
+    Moved,
+    Recovering,
+    Release,
+    Shards,
+    Status,
+    Wait,
+)
 from tests.dflockd.client.cluster.support import KEY, Make, is_granted
 from tests.dflockd.client_support import soon, until
 from tests.dflockd.raw_server import PATIENCE
@@ -124,6 +135,24 @@ async def test_wait_again_while_the_shard_is_frozen(make: Make, cluster: Scripte
     assert await lock.enqueue() == "queued"
     assert await lock.wait() is True
     assert [type(r) for r in first.asked()] == [Enqueue, Wait, Wait, Wait]
+    assert await lock.release() is True
+
+
+async def test_wait_elsewhere_while_the_shard_is_frozen(
+    make: Make, cluster: ScriptedCluster
+) -> None:
+    """The place would be served on a connection that waits for nothing, and nobody would know."""
+    first, second = cluster.servers
+    first.script(Enqueue, Status.QUEUED)
+    first.script(Wait, Recovering(100))
+    lock = make()
+    assert await lock.enqueue() == "queued"
+    cluster.is_at(1, epoch=8)
+    first.script(Shards, cluster.report(0, 7))
+    assert await lock.wait() is True
+    assert len(second.asked(Acquire)) == 1
+    [number] = [number for number, request in first.requests if isinstance(request, Enqueue)]
+    await until(lambda: number in first.ended)
     assert await lock.release() is True
 
 
