@@ -93,7 +93,8 @@ def send_again(plan: Plan, seconds: float, header: Header, error: LockError) -> 
     """Publish a task once more, to be tried in so many seconds.
 
     The same task: id, group, chord, chain, headers, priority and queue stay, and no retry is used
-    up. Published first, acknowledged after: it can be doubled by a crash, never lost.
+    up. Published first, acknowledged after: it can be doubled by a crash, never lost. (RabbitMQ says
+    that it has a message only to those who set ``confirm_publish``; see docs/brokers.md.)
 
     Raises:
         LockError: `error` itself, in eager mode: there is nowhere to send the task to.
@@ -150,7 +151,8 @@ def _wait_for_broker(plan: Plan, exc: OperationalError) -> None:
         Reject: the same, and the broker has the message still.
     """
     if not shutdown.begun:
-        logger.warning("task %s cannot be sent again yet: %s", plan.name, exc)
+        why = str(exc) or repr(exc.__cause__)  # of a message that RabbitMQ refuses there is no text
+        logger.warning("task %s cannot be sent again yet: %s", plan.name, why)
         time.sleep(PUBLISH_PAUSE)
     elif plan.task.acks_late:
         raise Reject(exc, requeue=True) from exc

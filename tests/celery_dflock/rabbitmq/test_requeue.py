@@ -118,3 +118,21 @@ def test_quorum_queues_with_one_key_get_the_copies_of_each_other(
                 return max(Counter(e["attempt"] for e in requeued).values(), default=0) > 2 or None
 
             bus.cluster.wait(multiplies, "more messages than queues")
+
+
+def test_a_full_queue_that_confirms_loses_no_requeue(
+    make_bus: Callable[..., Bus], key: str
+) -> None:
+    bus = make_bus("classic")
+    full = '[{<<"max-length">>, 0}, {<<"overflow">>, <<"reject-publish">>}]'
+    pattern = f'<<"^{bus.queue.name}$">>'
+    with bus.running("one", broker_transport_options={"confirm_publish": True}) as worker:
+        with bus.cluster.lock(key):
+            sent = bus.send(jobs.requeued, key)
+            bus.cluster.wait_event("requeued", sent)
+            bus.rabbitmq.evaluate(
+                f'rabbit_policy:set(<<"/">>, <<"full">>, {pattern}, {full}, 0, <<"queues">>, <<"me">>)'
+            )
+            worker.wait_log("cannot be sent again yet: MessageNacked")
+        bus.rabbitmq.evaluate('rabbit_policy:delete(<<"/">>, <<"full">>, <<"me">>)')
+        assert sent.get(timeout=PATIENCE) == sent.id
