@@ -69,6 +69,20 @@ def wait_received(bus: Bus, workers: list[Worker], sent: AsyncResult, number: in
     )
 
 
+def wait_work_of_all(bus: Bus, workers: list[Worker], key: str) -> None:
+    """Wait until each has done a task.
+
+    In its first tenth of a second Celery's event loop ignores that a connection is closed.
+    """
+
+    def each_works() -> bool | None:
+        bus.send(jobs.plain, key)
+        ends = bus.cluster.events(what="end", key=key)
+        return len({each["worker"] for each in ends}) == len(workers) or None
+
+    bus.cluster.wait(each_works, "the work of all")
+
+
 def requeue(bus: Bus, both: list[Worker], way: Way, key: str, gate: Path) -> None:
     """Each message goes round by itself. None of them becomes two."""
     copies = way.to(len(both))
@@ -87,6 +101,7 @@ def redelivery(bus: Bus, both: list[Worker], way: Way, key: str, gate: Path) -> 
     sent = send(bus, way, jobs.late_patient, key, gate=str(gate))
     bus.cluster.wait_event("start", sent)
     wait_received(bus, both, sent, way.to(len(both)))
+    wait_work_of_all(bus, both, f"{key}-here")
     connected = {worker: worker.log_text().count(CONNECTED) for worker in both}
     bus.close_connections()
     for worker in both:
@@ -95,13 +110,8 @@ def redelivery(bus: Bus, both: list[Worker], way: Way, key: str, gate: Path) -> 
             f"{worker.name} to be back",
         )
 
-    def each_works() -> bool | None:
-        bus.send(jobs.plain, f"{key}-back")
-        ends = bus.cluster.events(what="end", key=f"{key}-back")
-        return len({each["worker"] for each in ends}) == len(both) or None
-
     # Celery's pool may end with an error if a result comes before its event loop is there again.
-    bus.cluster.wait(each_works, "the work of both")
+    wait_work_of_all(bus, both, f"{key}-back")
     gate.touch()
     finish(bus, sent, key, None if way.copies > 1 else way.to(len(both)))
 
