@@ -84,8 +84,8 @@ class Lease:
     """Whether the reactor looks for another connection to renew it on: then nobody need wait for this
     one."""
     spares: tuple[Connection, ...] = ()
-    """Other connections to the same server, to one of which the hold may belong. They are the
-    reactor's."""
+    """Other connections that may still be read from, so that the hold may belong to one of them. They
+    are the reactor's."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
     begun: bool | None = None

@@ -170,7 +170,7 @@ class _Keeper:
             until = self.silent_at(sent)
         else:
             until = clock.now() if self.lease.renewals else self.lease.renew_at
-        if self.lease.spares:
+        if any(spare.route.address == link.route.address for spare in self.lease.spares):
             until = min(until, clock.now() + BOTH)
         return min(until, self.lease.deadline)
 
@@ -308,7 +308,10 @@ class _Rescue:
         for each in self._ours:
             if each is link or each.closed:
                 continue
-            if link is not None and each.route.address == link.route.address:
+            # Another server may read what it owes an answer to once the shard is back there.
+            if link is not None and (
+                each.route.address == link.route.address or each in keeper.sent
+            ):
                 spares.append(each)
             else:
                 each.close()

@@ -34,7 +34,10 @@ RARE = {
 }
 """Planted faults that few worlds show, and the first world that does."""
 
-QUICK = {*range(50), *RARE.values()}
+AND_BACK = 13797
+"""A world in which a shard goes to another server and back, while the first has not read a renewal."""
+
+QUICK = {*range(50), *RARE.values(), AND_BACK}
 """Worlds in the quick run; the soak has many times as many."""
 
 SOAK = range(10_000, 14_000)
