@@ -5,7 +5,8 @@
 It holds a lock and renews it, which every version of the server understands. From one line on its
 input to the next it does so without a pause. It prints a line once it was answered, and the longest
 round trip in milliseconds when it stops. For how long the server, or this program, had to wait for a
-core does not count: that is what the machine took, not the server.
+core does not count: that is what the machine took, not the server. Both may wait at once, and also
+between two round trips: so a round trip takes at least what this program worked in it.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def main() -> None:
 
         def probe() -> float:
             nonlocal before
-            began = time.perf_counter()
+            worked, began = time.process_time(), time.perf_counter()
             sock.sendall(request)
             if not sock.recv(64).startswith(b"ok "):
                 raise SystemExit("the lock was lost")
-            took = time.perf_counter() - began
+            took, worked = time.perf_counter() - began, time.process_time() - worked
             lost, before = before, waited()
-            return max(0.0, took - (before - lost))
+            return max(worked, took - (before - lost))
 
         # One line at a time: another one must not wait in a buffer, where `poll` does not see it.
         while sys.stdin.readline():

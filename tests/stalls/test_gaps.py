@@ -28,8 +28,7 @@ def test_a_gap_is_found_under_every_load_by_one_client(
         prober = stack.enter_context(gaps.Prober.at(server))
         connections = stack.enter_context(ExitStack())
 
-        # A load that is not answered raises. On a busy machine a short gap may be waiting alone.
-        assert gap.run(gaps.Crowd(server, connections), prober, 5) >= 0.0
+        assert gap.run(gaps.Crowd(server, connections), prober, 5) > 0.0
 
 
 def test_every_command_has_a_storm() -> None:
