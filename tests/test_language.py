@@ -128,7 +128,7 @@ PRONOUN = re.compile(
 )
 """An argument that is described by what stands beside it."""
 
-FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<=\w)\.\.\.$", re.MULTILINE)
+FRAGMENT = re.compile(r"^\.\.\. |^[Ww]ho [^?]*?[.:]$|(?<!\.)(?<!, )\.\.\.$", re.MULTILINE)
 """Of a docstring: the rest or the beginning of another one's sentence, or a riddle."""
 
 STATEMENT_OF_WHO = re.compile(r"^Who [^?]*[.!:]$")

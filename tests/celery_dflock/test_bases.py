@@ -665,9 +665,9 @@ def test_a_class_that_is_derived_from_a_task(lock_server: LockServer, key: str) 
         name = "first"
         lock_key = "{key}"
 
-        def run(self, key: str) -> str | None:
+        def run(self, key: str) -> tuple[str | None, str | None]:
             lock = current_lock()
-            return lock.key if lock else None
+            return self.request.id, lock.key if lock else None
 
     class Second(First):
         name = "second"
@@ -677,7 +677,10 @@ def test_a_class_that_is_derived_from_a_task(lock_server: LockServer, key: str) 
 
     app = make_app(lock_server)
     for task in app.register_task(First()), app.register_task(Second()):
-        assert task.delay(key).get() == key
+        sent = task.delay(key)
+        # In eager mode Celery 5.4 gives one with a `__call__` an empty request, without a lock too.
+        is_told = celery.VERSION >= (5, 5) or not isinstance(task, Second)
+        assert sent.get() == (sent.id if is_told else None, key)
 
 
 # As the default base.
