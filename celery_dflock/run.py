@@ -78,7 +78,7 @@ def _run(
     if refusal is not None:
         return decide(plan, refusal)
     if plan.is_redelivered:
-        state = look_before_it_runs(plan)
+        state = look_before_it_runs(plan, locks.waited)
         with once(plan):
             say_why_it_runs(plan, state)
             return _run_body(plan, locks, loss, brought)

@@ -36,7 +36,7 @@ RESULT_PAUSE = 1.0
 """Seconds from a redelivery's finding the lock free to its running: a result is stored after that."""
 
 FIRST_LOOK = 0.1
-"""Seconds for which one that has met no other run holds the lock and waits for the result of one."""
+"""Seconds for which one that has met no other run waits for the result of one, or for its lock."""
 
 DONE_TTL = 120
 """Seconds for which the workers remember that a firing, or what was delivered again, has been run.
@@ -81,16 +81,23 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
     raise RedeliveryRequeued
 
 
-def look_before_it_runs(plan: Plan) -> str:
+def look_before_it_runs(plan: Plan, waited: float) -> str:
     """End this run of a redelivery if another run has its result; else return its state.
 
     It looks twice, since a run stores its result after it has released its lock. One that has met the
     other run is sent again in between. One that has met nobody waits here, and for a moment only:
-    mostly the worker of the other was killed, or had not begun.
+    mostly the worker of the other was killed, or had not begun. Where it has waited for its lock that
+    was the moment: many may come again together, when their worker ends.
+
+    Args:
+        plan: the run, which has its locks.
+        waited: seconds until it had them.
     """
-    if plan.header.redelivery:
+    header = plan.header
+    if header.redelivery:
         return look_for_result(plan)
-    return look_twice(plan)
+    # Who was away with its position did not ask meanwhile, and has met nobody.
+    return look_twice(plan, 0.0 if header.ticket or header.waited else waited)
 
 
 def say_why_it_runs(plan: Plan, state: str) -> None:
@@ -106,11 +113,16 @@ def say_why_it_runs(plan: Plan, state: str) -> None:
     logger.log(logging.WARNING if plan.header.redelivery else logging.INFO, text, plan.name, state)
 
 
-def look_twice(plan: Plan) -> str:
-    """End this run of a redelivery if the task has its result, now or in a moment; else its state."""
+def look_twice(plan: Plan, waited: float = 0.0) -> str:
+    """End this run of a redelivery if the task has its result, now or in a moment; else its state.
+
+    Args:
+        plan: the run.
+        waited: seconds of that moment that are over.
+    """
     state = drop_if_ended(plan)
-    if leaves_result(plan):
-        time.sleep(FIRST_LOOK)
+    if waited < FIRST_LOOK and leaves_result(plan):
+        time.sleep(FIRST_LOOK - waited)
         state = drop_if_ended(plan)
     return state
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from celery_dflock import LockedTask
 from celery_dflock.outcome import redelivery
 from celery_dflock.outcome.header import RUN
 from celery_dflock.signals import task_deduplicated
-from examples.demo.stage import LockServer
+from dflockd.sync_client import DistributedLock
+from examples.demo.stage import LockServer, wait_until
+from tests.celery_dflock.processes import PATIENCE, waiters
 
 
 @pytest.fixture
@@ -118,6 +122,21 @@ def test_it_runs_where_there_is_no_result(
     assert runs == ["works"]
     assert not dropped
     assert len(pauses) == waits, "it does not wait where no result is stored"
+
+
+def test_one_that_has_waited_for_its_lock_looks_once(
+    task: Task, runs: list[str], pauses: list[float], key: str, lock_server: LockServer
+) -> None:
+    """When a worker ends its tasks come again, perhaps hundreds for one lock: none holds it to wait."""
+    with DistributedLock(key, servers=[lock_server.address]):
+        deliver_it = partial(deliver, task, key, "works", redelivered=True)
+        thread = threading.Thread(target=deliver_it)
+        thread.start()
+        wait_until(lambda: waiters(lock_server, key) or None, PATIENCE, lambda: "nobody waits")
+        threading.Event().wait(redelivery.FIRST_LOOK)
+    thread.join(PATIENCE)
+    assert runs == ["works"]
+    assert not pauses
 
 
 @pytest.mark.usefixtures("pauses")
