@@ -106,6 +106,7 @@ def test_a_firing_that_was_written_down_and_not_sent(fleet: Fleet, tmp_path: Pat
     assert_none_missed(fleet, start, 0)
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_a_scheduler_whose_redis_is_away_for_a_while(
     tmp_path: Path, lock_server: LockServer
 ) -> None:

@@ -52,6 +52,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
         yield broker
 
 
+@pytest.mark.usefixtures("needs_redis")
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", [pytest.param(row, id=named(row)) for row in rows(SEED)])
@@ -60,11 +61,13 @@ def test_row(row: Row, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert not faults(Trial(row, tmp_path, broker).run())
 
 
+@pytest.mark.usefixtures("needs_redis")
 @pytest.mark.parametrize("row", SAMPLE, ids=named)
 def test_row_of_the_sample(row: Row, tmp_path: Path) -> None:
     assert not faults(Trial(row, tmp_path, None).run())
 
 
+@pytest.mark.usefixtures("needs_redis")
 def test_a_worker_without_locks_is_found_out(tmp_path: Path) -> None:
     found = faults(Trial(usual(pool="threads"), tmp_path, None, dflock_enabled=False).run())
     assert any("at once, 1 for the key" in line for line in found), found

@@ -46,6 +46,7 @@ def test_the_map_is_the_one_of_the_protocol(cluster: ClusterStage) -> None:
 
 
 def test_what_this_server_has(cluster: ClusterStage) -> None:
+    cluster.wait_settled()
     report = cluster.servers[0].report()
     has = Counter(report["servers"][number] for number in report["shards"])
     for server in cluster.servers:
