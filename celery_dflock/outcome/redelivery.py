@@ -96,7 +96,7 @@ def look_before_it_runs(plan: Plan, waited: float) -> str:
     header = plan.header
     if header.redelivery:
         return look_for_result(plan)
-    # Who was away with its position did not ask meanwhile, and has met nobody.
+    # A kept position meets nobody. So after an absence the moment begins now.
     return look_twice(plan, 0.0 if header.ticket or header.waited else waited)
 
 
