@@ -8,7 +8,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final, NoReturn, Protocol
 
@@ -239,16 +239,9 @@ class Handling:
         if isinstance(request, Evict):
             self.log.warning("connection %d evicts the holder of %r", number, request.key.decode())
         elif isinstance(request, Pause):
-            self.tell_pause(f"connection {number}", request)
+            tell_pause(self.log.warning, f"connection {number}", request)
         elif isinstance(request, Resume):
             self.log.warning("connection %d resumes %r", number, request.key.decode())
-
-    def tell_pause(self, who: str, request: Pause) -> None:
-        """Tell the log who has paused a key, for how long and why."""
-        key, span, by, reason = request
-        how_long = "until it is resumed" if span is None else f"for {span / 1000:g} s"
-        said = by.decode(), reason.decode()
-        self.log.warning("%s pauses %r %s, by %r: %r", who, key.decode(), how_long, *said)
 
     def _report(self, number: int, request: Find | Inspect | Stats) -> Generator[None, None, Reply]:
         """Return the answer to a connection that wants to look at the table."""
@@ -419,3 +412,11 @@ class Handling:
 
 def _drain(session: Recipient) -> None:
     session.drain()
+
+
+def tell_pause(warn: Callable[..., object], who: str, request: Pause) -> None:
+    """Tell the log who has paused a key, for how long and why."""
+    key, span, by, reason = request
+    how_long = "until it is resumed" if span is None else f"for {span / 1000:g} s"
+    said = by.decode(), reason.decode()
+    warn("%s pauses %r %s, by %r: %r", who, key.decode(), how_long, *said)

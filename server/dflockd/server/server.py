@@ -11,7 +11,7 @@ import ssl
 from dflockd import __version__, clock
 from dflockd.address import Address
 from dflockd.server.admission import Admission, Guest
-from dflockd.server.handling import Handling, HoldJournal
+from dflockd.server.handling import Handling, HoldJournal, tell_pause
 from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
@@ -131,22 +131,23 @@ class Server(Handling):
         """End a hold on the word of an operator, and return what its table says to that."""
         reply = self._operate(Evict(space, key, fence))
         if reply is Status.OK:
-            # Only then: a key that nobody holds could be anything, even a secret.
-            self.log.warning("%s evicts the holder of %r with fence %d", who, key.decode(), fence)
+            # Only then: a key that nobody holds could be anything, even a secret. Each has a line of
+            # its own, for an operator has shown the token.
+            logger.warning("%s evicts the holder of %r with fence %d", who, key.decode(), fence)
         return reply
 
     def pause(self, request: Pause, who: str) -> Reply:
         """Pause a key on the word of an operator, and return what the table says to that."""
         reply = self._operate(request)
         if reply is Status.OK:
-            self.tell_pause(who, request)
+            tell_pause(logger.warning, who, request)
         return reply
 
     def resume(self, key: bytes, who: str) -> Reply:
         """End the pause of a key on the word of an operator, and return what the table says to that."""
         reply = self._operate(Resume(key))
         if reply is Status.OK:
-            self.log.warning("%s resumes %r", who, key.decode())
+            logger.warning("%s resumes %r", who, key.decode())
         return reply
 
     def _operate(self, request: Request) -> Reply:
