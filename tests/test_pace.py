@@ -22,7 +22,7 @@ import os, signal, sys, threading, time
 from tests.pace import Pace
 
 def stop():
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this goes on
 
 class Between(threading.Event):
     '''Is looked at between two sleeps, and stops the process then.'''

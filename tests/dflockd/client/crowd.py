@@ -57,7 +57,8 @@ class Crowd:
     def hear_told(self, number: int) -> PendingAcquire:
         """Ask whose turn it is, and hear that it is this one's."""
         self.pending.ask()
-        assert self.hear("told") == (number, None)
+        heard = self.hear("told")
+        assert heard == (number, None), heard
         return self.everybody[number]
 
     def hear_nothing(self) -> None:

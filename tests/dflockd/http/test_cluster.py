@@ -46,7 +46,11 @@ def test_the_map_is_the_one_of_the_protocol(cluster: ClusterStage) -> None:
 
 
 def test_what_this_server_has(cluster: ClusterStage) -> None:
-    cluster.wait_settled()
+    def is_whole() -> bool:
+        report = cluster.servers[0].report()
+        return len(report["servers"]) == len(cluster.servers) and min(report["shards"]) >= 0
+
+    eventually(is_whole)  # etcd may know of it before this server does
     report = cluster.servers[0].report()
     has = Counter(report["servers"][number] for number in report["shards"])
     for server in cluster.servers:
