@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 from amqp import spec
@@ -33,6 +34,12 @@ class Prefetch:
         self._is_static = False
         self._celery = self._told = 0
         self._thread = 0
+        # Celery does this where a task ends, which may be a thread of the pool, and waits for an answer
+        # of the broker. The consumer's thread could read that answer, and both would stand still.
+        restore = consumer._restore_prefetch_count_after_connection_restart
+        consumer._restore_prefetch_count_after_connection_restart = partial(
+            consumer.call_soon, restore
+        )
 
     def attach(self) -> None:
         """Begin with a connection to the broker: nobody waits yet. Celery's tasks step has started."""
@@ -125,11 +132,6 @@ class Prefetch:
         """
         if not self._is_static:
             self._celery = prefetch_count
-            if threading.get_ident() != self._thread:
-                # A task of before a reconnect has ended in a thread of the pool. If that waited for
-                # the answer, the consumer's thread could read it, and both would stand still.
-                self._consumer.call_soon(self._say)
-                return
             self._told = self._sum()
         self._tell(prefetch_count=prefetch_count if self._is_static else self._told)
 

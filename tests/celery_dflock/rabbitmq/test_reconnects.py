@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.celery_dflock import jobs
+from tests.celery_dflock.rabbitmq import ending_late
 from tests.celery_dflock.rabbitmq.bus import Bus
 from tests.celery_dflock.reconnects import lose_connections
 from tests.celery_dflock.worker.waiting import ids, started
@@ -45,3 +46,36 @@ def test_each_runs_once_however_often_the_connection_breaks(
         # None of them has met a copy of itself.
         assert not cluster.events(what="requeued", key=key)
     assert sorted(started(cluster, key)) == sorted(ids(waiting))
+
+
+def test_only_the_consumers_thread_waits_for_answers_of_the_broker(
+    make_bus: Callable[..., Bus],
+    key: str,
+    gate: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another one would read what that waits for, and the worker would receive nothing any more."""
+    monkeypatch.setenv(ending_late.GATE, str(gate))
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    including = ("--include", ending_late.__name__)
+    options = {"pool": "threads", "concurrency": 4, "worker_prefetch_multiplier": 4}
+    with bus.running("one", *including, **options) as worker:
+        # While one runs a reconnect lowers the prefetch count, and one that ends raises it again.
+        runs = bus.send(jobs.plain, key, gate=str(tmp_path / "runs"))
+        cluster.wait_event("start", runs)
+        reconnect(bus, key)
+        late = bus.send(jobs.late_patient, key, gate=str(gate))
+        cluster.wait_event("start", late)
+        reconnect(bus, key)
+        cluster.wait_event("end", late)
+        (tmp_path / "runs").touch()
+        cluster.wait_event("end", bus.send(jobs.plain, key))
+        assert ending_late.TOLD not in worker.log_text()
+
+
+def reconnect(bus: Bus, key: str) -> None:
+    # In its first tenth of a second Celery's event loop ignores that a connection is closed.
+    bus.cluster.wait_event("end", bus.send(jobs.plain, key))
+    bus.close_connections()
