@@ -147,9 +147,9 @@ def test_the_instructions_of_a_turn_are_counted_and_nothing_else(tmp_path):
 
             return sum(counter.per_turn(program.pid, run, lengths).values())
 
-        one = of_a_turn(2_000, (10, 60))
-        assert of_a_turn(20_000, (10, 20)) == pytest.approx(10 * one, rel=0.05)
-        assert of_a_turn(2_000, (10, 20)) == pytest.approx(one, rel=0.02)
+        one = of_a_turn(2_000, (5, 15))
+        assert of_a_turn(20_000, (1, 3)) == pytest.approx(10 * one, rel=0.05)
+        assert of_a_turn(2_000, (5, 10)) == pytest.approx(one, rel=0.02)
 
 
 PROFILE = """

@@ -135,11 +135,10 @@ def test_here(dflock_app):
 @pytest.mark.parametrize(
     "tests",
     [
-        [IN_WORKER, HERE],
         [HERE, IN_WORKER],
         [IN_WORKER, IN_WORKER, HERE, NEVER_STARTS, HERE, IN_WORKER],
     ],
-    ids=["the worker first", "the worker last", "several workers"],
+    ids=["the worker last", "several workers"],
 )
 def test_the_order_of_tests_with_workers_does_not_matter(
     user: pytest.Pytester, tests: list[str]
