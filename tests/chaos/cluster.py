@@ -14,7 +14,8 @@ from examples.demo.stage import LockServer, StageError, wait_until
 from tests.chaos.network import Link, Network, Way
 from tests.chaos.options import Options, all_key_names
 from tests.chaos.processes import Server
-from tests.dflockd.cluster.stage import Mapping, ask, free_port
+from tests.dflockd.cluster.stage import Mapping, ask
+from tests.dflockd.ports import free_port
 from tests.dflockd.shards.etcd_cluster import EtcdCluster
 
 SEEDS = 2

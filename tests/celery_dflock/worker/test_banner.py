@@ -15,7 +15,7 @@ from celery_dflock.worker import banner
 from dflockd import __version__
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import Cluster
-from tests.dflockd.cluster.stage import free_port
+from tests.dflockd.ports import free_port
 
 
 def app_of(*servers: str, **conf: object) -> Celery:

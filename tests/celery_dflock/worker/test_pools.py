@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
-from celery_dflock.worker.interrupt import Interruptible
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock import jobs
 from tests.celery_dflock.outcome.table.expected import check, find
@@ -176,6 +175,7 @@ PATCHES = {
     "gevent": "import gevent.monkey; gevent.monkey.patch_all()",
     "eventlet": "import warnings; warnings.simplefilter('ignore')\n"
     "import eventlet; eventlet.monkey_patch()",
+    "threads": "",
 }
 
 # The descriptor of the forgotten lock is closed while the renewal greenlet waits for it.
@@ -236,6 +236,15 @@ assert told == [(1, "a"), (0, "c")], told
 """
 
 
+NEITHER = """
+import sys
+from celery_dflock.worker.interrupt import Interruptible
+
+with Interruptible():
+    assert not {"gevent", "eventlet"} & sys.modules.keys()
+"""
+
+
 @pytest.mark.parametrize("library", GEVENT_AT_LEAST)
 def test_a_lock_that_is_forgotten_disturbs_no_other(server: LockServer, library: str) -> None:
     run_program(server, library, FORGOTTEN)
@@ -260,6 +269,5 @@ def run_program(server: LockServer, library: str, program: str) -> None:
     assert "unexpected error" not in done.stderr
 
 
-def test_nothing_is_imported_for_threads() -> None:
-    with Interruptible():
-        assert not {"gevent", "eventlet"} & sys.modules.keys()
+def test_nothing_is_imported_for_threads(server: LockServer) -> None:
+    run_program(server, "threads", NEITHER)

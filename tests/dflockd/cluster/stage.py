@@ -39,11 +39,9 @@ from dflockd.shards.etcd import EtcdStore
 from dflockd.shards.keys import SERVERS_MARK, SERVERS_PREFIX
 from examples.demo.stage import WAIT, LockServer, StageError, wait_until
 from tests.dflockd.cluster import few_shards
+from tests.dflockd.ports import free_port
 from tests.dflockd.raw_server import RawClient
 from tests.dflockd.shards.etcd_process import Etcd
-
-PORTS = range(10_000, 32_000)
-"""No outgoing connection is given one of these, so that a server finds its own free again."""
 
 NOT_READY = ("", "error_recovering", "error_draining")
 
@@ -402,12 +400,3 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="stage", daemon=True).start()
     return loop
-
-
-def free_port() -> int:
-    """A port that nobody listens on, and that no outgoing connection is given."""
-    for port in random.sample(PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise StageError(f"no free port from {PORTS.start} to {PORTS.stop}")

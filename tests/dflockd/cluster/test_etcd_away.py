@@ -18,7 +18,7 @@ from tests.dflockd.cluster.holders import (
     asks_until_it_is_granted,
     asks_until_it_is_refused,
 )
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards, free_port
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.cluster.test_replaced_store import readiness
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.shards.etcd_process import Etcd
@@ -37,7 +37,6 @@ class Early(FewShards):
 
 def test_a_server_waits_for_etcd_and_grants_nothing_once_that_is_gone(tmp_path: Path) -> None:
     etcd = Etcd(tmp_path)
-    etcd.port = free_port()
     flags = ("--cluster-serving-lease", str(SERVING_LEASE), "--shutdown-timeout", "1")
     flags += ("--http-port", "0", "--log-level", "DEBUG")
     with Early(tmp_path, "--cluster", f"etcd://{etcd.endpoint}", *flags, name="early") as server:

@@ -20,7 +20,8 @@ from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.table import Identity
 from examples.demo.stage import LockServer
 from tests.chaos.network import Network
-from tests.dflockd.cluster.stage import ClusterStage, FewShards, free_port
+from tests.dflockd.cluster.stage import ClusterStage, FewShards
+from tests.dflockd.ports import free_port
 from tests.dflockd.raw_server import PATIENCE, RawClient, StartServer, eventually
 from tests.dflockd.server.conftest import make_certificates
 from tests.dflockd.shards.etcd_process import Etcd

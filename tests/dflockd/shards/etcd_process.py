@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.stage import WAIT, Process, StageError
+from tests.dflockd.ports import free_port
 
 
 class Etcd(Process):
-    """etcd on a free port, which it keeps when it is restarted, as it keeps its data."""
+    """etcd on a port that it keeps when it is restarted, as it keeps its data."""
 
     scheme = "http"
     serving = "serving client traffic insecurely"
@@ -28,7 +29,7 @@ class Etcd(Process):
         self, directory: str | Path, name: str = "etcd", *, more: Sequence[str] = ()
     ) -> None:
         super().__init__(directory, name)
-        self.port = 0
+        self.port = free_port()
         self._more = more
 
     @property
@@ -130,8 +131,7 @@ class Etcd(Process):
         return [etcd_executable(), *words, "--unsafe-no-fsync", *self._more]
 
     def _after_start(self) -> None:
-        line = json.loads(self.wait_log(self.serving))
-        self.port = int(line["address"].rpartition(":")[2])
+        self.wait_log(self.serving)
 
 
 def etcd_executable() -> str:

@@ -14,9 +14,10 @@ import pytest
 from dflockd.shards import get_shard_id
 from dflockd.wire import MAX_LIMIT
 from examples.demo.stage import LockServer, Redis, Worker
-from tests.dflockd.cluster.stage import ClusterStage, free_port
+from tests.dflockd.cluster.stage import ClusterStage
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, named
 from tests.dflockd.http.page.page_support import OpenPage, apart, lock_many, row_of
+from tests.dflockd.ports import free_port
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 from tests.dflockd.shards.etcd_process import Etcd
 
