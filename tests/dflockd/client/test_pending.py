@@ -11,7 +11,7 @@ from queue import Empty
 
 import pytest
 
-from dflockd import errors
+from dflockd import admin, errors
 from dflockd.client import introduction, pending
 from dflockd.client.pending import PendingAcquire
 from dflockd.client.process import close_idle_connections
@@ -38,6 +38,14 @@ def crowd(server: LockServer) -> Iterator[Crowd]:
     for each in crowd.everybody:
         each.leave()
     crowd.pending.close()
+    close_idle_connections()
+    # This process asks for no turns any more: the first one of the next test would go there.
+    alone = {"connections": 1}
+    wait_until(
+        lambda: admin.stats(server.address).items() >= alone.items() or None,
+        PATIENCE,
+        lambda: "others than the one that asks are connected",
+    )
 
 
 # Turns.
