@@ -17,13 +17,7 @@ from kombu.exceptions import OperationalError
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.config import BeatSettings, beat_settings
 from celery_dflock.beat.firing import Firing, due_after
-from celery_dflock.beat.leadership import (
-    Lead,
-    NotLeadingError,
-    NotReservedError,
-    led,
-    restore,
-)
+from celery_dflock.beat.leadership import Lead, NotLeadingError, NotReservedError, led, restore
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
 from celery_dflock.identity import process_label

@@ -16,13 +16,7 @@ from dflockd.client.flow import Flow
 from dflockd.client.operations import REPLY_PATIENCE, Exchange, Operation, Target
 from dflockd.client.pool import Pool
 from dflockd.client.routing import Pursuit, ShardMap
-from dflockd.wire import (
-    Ping,
-    Space,
-    Status,
-    encode_request,
-    parse_done,
-)
+from dflockd.wire import Ping, Space, Status, encode_request, parse_done
 from dflockd.wire import notes as wire_notes
 
 __all__ = [

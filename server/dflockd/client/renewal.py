@@ -22,12 +22,7 @@ from dflockd.client.connection import Connection
 from dflockd.client.conversation import SILENCE, asker, connect
 from dflockd.client.flow import Flow, Pause, Ready, Signal
 from dflockd.client.lease import DOUBTFUL, UNKNOWN, UNRENEWED, Lease, Renewal
-from dflockd.client.operations import (
-    Grant,
-    TimedReply,
-    read_renewal,
-    renewal_request,
-)
+from dflockd.client.operations import Grant, TimedReply, read_renewal, renewal_request
 from dflockd.client.pool import Pool
 from dflockd.client.release import Turn
 from dflockd.client.routing import ELSEWHERE, Pursuit, follow

@@ -17,12 +17,7 @@ from dflockd.errors import InvalidArgumentError
 from dflockd.shards import etcd_messages as messages
 from dflockd.shards.continuity import Continuity
 from dflockd.shards.credentials import EtcdTls, EtcdUser
-from dflockd.shards.errors import (
-    CompactedError,
-    LeaseGoneError,
-    StoreError,
-    StoreUnreachableError,
-)
+from dflockd.shards.errors import CompactedError, LeaseGoneError, StoreError, StoreUnreachableError
 from dflockd.shards.etcd_endpoint import (
     METADATA,
     Endpoint,

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dflockd.shards.etcd_endpoint import rpc
-from dflockd.shards.store import (
-    Compare,
-    Delete,
-    Event,
-    Put,
-    Record,
-    RevisionIs,
-    StoreOperation,
-)
+from dflockd.shards.store import Compare, Delete, Event, Put, Record, RevisionIs, StoreOperation
 
 
 def key_range(prefix: str) -> tuple[bytes, bytes]:

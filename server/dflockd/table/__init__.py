@@ -14,15 +14,7 @@ from dflockd.table.line import ReservedPosition
 from dflockd.table.newest import Newest, NewestRecord
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
-from dflockd.table.state import (
-    Change,
-    Entry,
-    Hold,
-    HoldRecord,
-    Partition,
-    Peer,
-    Waiter,
-)
+from dflockd.table.state import Change, Entry, Hold, HoldRecord, Partition, Peer, Waiter
 from dflockd.table.table import LockTable
 
 __all__ = [

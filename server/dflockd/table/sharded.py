@@ -18,16 +18,7 @@ from dflockd.table.recovery import latest
 from dflockd.table.requests import Answer
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect, answer_asking
-from dflockd.table.state import (
-    NOBODY,
-    Entry,
-    HoldRecord,
-    Left,
-    Partition,
-    Peer,
-    Serving,
-    Waiter,
-)
+from dflockd.table.state import NOBODY, Entry, HoldRecord, Left, Partition, Peer, Serving, Waiter
 from dflockd.table.states import EXPECTED, GONE
 from dflockd.table.table import LockTable
 from dflockd.wire import (

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from tests.dflockd.client_support import (
-    Calls,
-    Client,
-    is_free,
-    make_certificate,
-    renewed,
-    soon,
-)
+from tests.dflockd.client_support import Calls, Client, is_free, make_certificate, renewed, soon
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -15,12 +15,7 @@ from functools import partial
 import pytest
 
 from tests.dflockd.cluster.rules import BROKEN
-from tests.dflockd.cluster.schedules import (
-    TOGETHER,
-    can_be_broken,
-    run,
-    run_by,
-)
+from tests.dflockd.cluster.schedules import TOGETHER, can_be_broken, run, run_by
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
 from tests.dflockd.cluster.stories import (
     HANGS,

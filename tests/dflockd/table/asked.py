@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    precondition,
-    rule,
-)
+from hypothesis.stateful import precondition, rule
 
-from dflockd.table import (
-    LockTable,
-    TokenIssuer,
-)
+from dflockd.table import LockTable, TokenIssuer
 from dflockd.wire import (
     Acquire,
     Aged,

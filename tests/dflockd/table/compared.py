@@ -7,11 +7,7 @@ import math
 from functools import partial
 from typing import Any
 
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from dflockd.table import (
     Effect,
@@ -23,9 +19,7 @@ from dflockd.table import (
     TokenIssuer,
     report,
 )
-from dflockd.table import (
-    Hold as TableHold,
-)
+from dflockd.table import Hold as TableHold
 from dflockd.table.pauses import KeyPause, PauseRecord
 from dflockd.table.rates import RateBlock, RateRecord
 from dflockd.table.state import Waiter
@@ -47,9 +41,7 @@ from dflockd.wire import (
     YourTurn,
     fence_from_token,
 )
-from tests.dflockd.table.drawn import (
-    limits,
-)
+from tests.dflockd.table.drawn import limits
 from tests.dflockd.table.naive_state import LATE, Hold, Key, Name, name_of
 from tests.dflockd.table.naive_state import Waiter as NaiveWaiter
 from tests.dflockd.table.naive_table import NaiveTable

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from dflockd.table import (
-    Limits,
-)
-from dflockd.wire import (
-    ALL,
-    FairGroup,
-    How,
-    Owner,
-    Rate,
-    Reserve,
-)
+from dflockd.table import Limits
+from dflockd.wire import ALL, FairGroup, How, Owner, Rate, Reserve
 from tests.dflockd.table.naive_state import Name
 
 MOST_PEERS = 6

@@ -5,27 +5,12 @@ from __future__ import annotations
 import random
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    rule,
-)
+from hypothesis.stateful import rule
 
-from dflockd.table import (
-    Limits,
-)
-from dflockd.wire import (
-    ALL,
-    FairGroup,
-    How,
-    Owner,
-    Rate,
-    Reserve,
-)
+from dflockd.table import Limits
+from dflockd.wire import ALL, FairGroup, How, Owner, Rate, Reserve
 from tests.dflockd.table.asked import Asked
-from tests.dflockd.table.drawn import (
-    ENDS,
-    MOST_PEERS,
-    numbers,
-)
+from tests.dflockd.table.drawn import ENDS, MOST_PEERS, numbers
 
 
 class TableMachine(Asked):

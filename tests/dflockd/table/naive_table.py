@@ -34,16 +34,7 @@ from dflockd.wire import (
 )
 from dflockd.wire import Pause as PauseAsked
 from tests.dflockd.table.naive_rules import NaiveRules
-from tests.dflockd.table.naive_state import (
-    Answer,
-    Hold,
-    Key,
-    Name,
-    Pause,
-    Peer,
-    Waiter,
-    rounded,
-)
+from tests.dflockd.table.naive_state import Answer, Hold, Key, Name, Pause, Peer, Waiter, rounded
 from tests.dflockd.table.naive_waiters import NaiveWaiters, superseded
 
 SAID_AT_ONCE = {Ping: "ok", Barrier: "ok", Malformed: "error", Stats: "stats"}

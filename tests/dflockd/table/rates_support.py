@@ -7,27 +7,9 @@ from typing import Any
 
 from dflockd.cluster import snapshot as snapshots
 from dflockd.storage.records import decode, encode_hold, encode_packed, encode_rate
-from dflockd.table import (
-    Effect,
-    HoldRecord,
-    Limits,
-    LockTable,
-    Peer,
-    ShardTable,
-    TokenIssuer,
-)
+from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, ShardTable, TokenIssuer
 from dflockd.table.rates import PackedRecord, RateRecord
-from dflockd.wire import (
-    UNLIMITED,
-    Acquire,
-    Granted,
-    How,
-    Moved,
-    Rate,
-    Renew,
-    Request,
-    Space,
-)
+from dflockd.wire import UNLIMITED, Acquire, Granted, How, Moved, Rate, Renew, Request, Space
 from tests.dflockd.table.sharded_support import Shards
 
 LOCK = Space.LOCK

@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 from dflockd.table import LockTable, Peer
-from dflockd.wire import (
-    Acquire,
-    Enqueue,
-    Release,
-    Request,
-    Reserve,
-    Status,
-    TimedOut,
-    Wait,
-)
-from tests.dflockd.table.rules_support import (
-    LOCK,
-    reply_to,
-    table_of,
-    take,
-)
+from dflockd.wire import Acquire, Enqueue, Release, Request, Reserve, Status, TimedOut, Wait
+from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
 
 def go_away(

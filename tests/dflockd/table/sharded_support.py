@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dflockd.table import Effect, Limits, Peer, ShardTable, TokenIssuer
-from dflockd.wire import (
-    Acquire,
-    Granted,
-    MapReport,
-    Moved,
-    Refusal,
-    Report,
-    Space,
-)
+from dflockd.wire import Acquire, Granted, MapReport, Moved, Refusal, Report, Space
 from tests.dflockd.table.turns_support import ask
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE

@@ -7,9 +7,7 @@ from types import MemberDescriptorType
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
 from dflockd.table.line import Position
 from dflockd.table.states import TRANSITIONS

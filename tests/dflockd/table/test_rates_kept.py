@@ -6,23 +6,8 @@ import pytest
 
 from dflockd.table import rates, report
 from dflockd.table.rates import BLOCK, PACKED_BYTES, PackedRates, RateRecord
-from dflockd.wire import (
-    Granted,
-    How,
-    Rate,
-    Release,
-    Renew,
-    Status,
-    Unbegun,
-)
-from tests.dflockd.table.rates_support import (
-    LEASE,
-    LOCK,
-    Site,
-    kept_of,
-    move,
-    shard_table,
-)
+from dflockd.wire import Granted, How, Rate, Release, Renew, Status, Unbegun
+from tests.dflockd.table.rates_support import LEASE, LOCK, Site, kept_of, move, shard_table
 
 
 def test_a_killed_server_forgets_no_beginning(site: Site) -> None:

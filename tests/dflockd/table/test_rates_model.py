@@ -7,14 +7,7 @@ from collections import Counter
 
 import pytest
 
-from dflockd.table import (
-    Effect,
-    Limits,
-    LockTable,
-    Peer,
-    ShardTable,
-    TokenIssuer,
-)
+from dflockd.table import Effect, Limits, LockTable, Peer, ShardTable, TokenIssuer
 from dflockd.table.rates import BLOCK, RateRecord
 from dflockd.wire import (
     UNLIMITED,

@@ -26,14 +26,7 @@ from tests.dflockd.table.reservations_support import (
     held_table,
     queue_up,
 )
-from tests.dflockd.table.rules_support import (
-    LOCK,
-    answers,
-    inspected,
-    recovering,
-    reply_to,
-    take,
-)
+from tests.dflockd.table.rules_support import LOCK, answers, inspected, recovering, reply_to, take
 
 
 def test_a_position_is_kept_when_the_wait_for_it_ends_later_too() -> None:
