@@ -37,15 +37,12 @@ def crowd(server: LockServer) -> Iterator[Crowd]:
     yield crowd
     for each in crowd.everybody:
         each.leave()
+    asking = [turns.link for turns in crowd.pending._turns.values() if turns.link is not None]
     crowd.pending.close()
-    close_idle_connections()
-    # This process asks for no turns any more: the first one of the next test would go there.
-    alone = {"connections": 1}
-    wait_until(
-        lambda: admin.stats(server.address).items() >= alone.items() or None,
-        PATIENCE,
-        lambda: "others than the one that asks are connected",
-    )
+    # A question that is still there would be answered with the first turn of the next test.
+    wait_until(lambda: all(link.closed for link in asking) or None, PATIENCE, lambda: "not closed")
+    admin.stats(server.address)  # which comes after that
+    close_idle_connections()  # a test may have given this process another name
 
 
 # Turns.
