@@ -87,6 +87,8 @@ def test_a_retry_runs_unless_a_newer_one_has_come(
 ) -> None:
     older = cluster.send(task, key, then="retry aside")
     message = taken_aside(cluster)
+    # Celery stores that after it has sent the retry, whatever came of that meanwhile.
+    cluster.wait(lambda: older.state == states.RETRY or None, "the state of the first run")
     newest = None
     if is_newer_there:
         newest = cluster.send(task, key, gate=str(gate))
