@@ -291,9 +291,11 @@ class HttpServer:
         found = self._server.table.find(space, key)
         if isinstance(found, Moved):
             return refused(404, f"its shard is on {found.server.decode()}")
-        entry = found if isinstance(found, Entry) else None
+        if not isinstance(found, Entry | None):  # its shard may be on its way to this server
+            why = "this server cannot tell at the moment: try again in a second"
+            return refused(503, why, Retry_After="1")
         rate = self._server.table.rate_of(space, key)
-        detail = view.detail(space, key, entry, rate, clock.now())
+        detail = view.detail(space, key, found, rate, clock.now())
         return of_json(await self._server.slices.seen(detail))
 
     async def _release(self, request: HttpRequest) -> Response:

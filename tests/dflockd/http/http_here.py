@@ -76,9 +76,13 @@ class Here:
 
 @contextlib.asynccontextmanager
 async def site_here(
-    most: int = 100, secret: bytes | None = None, tls: ssl.SSLContext | None = None
+    most: int = 100,
+    secret: bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    table: LockTable | None = None,
 ) -> AsyncIterator[Here]:
-    table = LockTable(Limits(max_locks=100_000), TokenIssuer(b"x", 1))
+    if table is None:
+        table = LockTable(Limits(max_locks=100_000), TokenIssuer(b"x", 1))
     server = Server(table, ServerOptions(host="127.0.0.1", port=0, auth_secret=secret))
     await server.start()
     http = HttpServer(server, HttpOptions(max_connections=most, tls=tls))
