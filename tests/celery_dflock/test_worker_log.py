@@ -34,6 +34,7 @@ def test_a_fault_is_found_among_the_others(text: str) -> None:
         f"Task plain[1] raised unexpected: ValueError('as asked')\n{TRACEBACK}",
         f"Task patient[1] reject requeue=False: as asked\n{TRACEBACK}",
         f"Couldn't ack 1, reason:RecoverableConnectionError(None)\n{TRACEBACK}",
+        f"Error cleaning up after event loop: BrokenPipeError(32, 'Broken pipe')\n{TRACEBACK}",
         "Task plain[1] received",
     ],
 )

@@ -18,7 +18,8 @@ Celery says only this then, and the rest of that part has the messages and posit
 KNOWN = re.compile(
     r"Task \S+ (raised|reject)|Chord \S+ raised|Task handler raised error"
     r"|consumer: Connection to broker lost"
-    r"|(Couldn't ack \d+, reason|Error cleaning up after event loop): ?\w*ConnectionError"
+    r"|(Couldn't ack \d+, reason|Error cleaning up after event loop): ?"
+    r"(\w*ConnectionError|BrokenPipeError|ConnectionResetError)"
 )
 """Whose tracebacks are no fault of the worker.
 
