@@ -124,6 +124,9 @@ class Story:
         death = None if end is not None else self.death(begin)
         if end is not None:
             last, sure = end.at, end.at if end.held else _deadline(end, end.at)
+        elif "superseded" in attempt and "released" in attempt:
+            # It was interrupted as it began, or as it was about to say that it ends.
+            last = sure = attempt["released"].at
         else:
             last = self.finish if death is None else death
             sure = _deadline(attempt.get("renewed", begin), last)

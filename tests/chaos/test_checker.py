@@ -105,6 +105,15 @@ def test_what_begins_after_its_lease_is_no_holder() -> None:
     assert kinds(section("b", 0, 20), late) == []
 
 
+def test_who_was_interrupted_as_it_began_is_no_holder_once_it_has_released() -> None:
+    interrupted = event("begin", 1, "a", until=90)
+    released = event("released", 9, "a")
+    superseded = event("superseded", 9.5, "a", detail="b")
+    assert kinds(interrupted, released, superseded, section("b", 10, 20)) == []
+    assert kinds(interrupted, released, superseded, section("b", 8, 20)) == ["overlap"]
+    assert kinds(interrupted, released, section("b", 10, 20)) == ["overlap"]
+
+
 def test_who_takes_a_lock_to_be_held_beyond_its_lease_is_a_holder() -> None:
     assert kinds(section("a", 0, 30, until=10), section("b", 10, 20)) == ["overlap"]
 
