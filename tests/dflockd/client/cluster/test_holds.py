@@ -144,8 +144,8 @@ async def test_a_renewal_that_comes_while_the_shard_is_frozen(
     make: Make, cluster: ScriptedCluster
 ) -> None:
     first, _ = cluster.servers
-    first.script(Renew, Recovering(50), Recovering(50), Renewed(2))
-    lock = make(lease_ttl_s=2)
+    first.script(Renew, Recovering(50), Recovering(50), renewed)
+    lock = make(**RENEWED)
     await lock.acquire()
     await until(lambda: len(first.asked(Renew)) == 3)
     await held(lock, 0.3)
@@ -183,8 +183,8 @@ async def test_renew_while_the_shard_is_frozen_already(
     make: Make, cluster: ScriptedCluster
 ) -> None:
     first, _ = cluster.servers
-    first.script(Renew, Recovering(300), Renewed(2))
-    lock = make(lease_ttl_s=2)
+    first.script(Renew, Recovering(300), renewed)
+    lock = make(lease_ttl_s=120, renew_ratio=0.01)
     await lock.acquire()
     await until(lambda: len(first.asked(Renew)) == 1)
     await asyncio.sleep(0.05)  # it has its answer by now, and is about to ask again
@@ -227,7 +227,7 @@ async def test_no_renewal_past_the_lease(make: Make, cluster: ScriptedCluster) -
 
 async def test_renew_follows(make: Make, cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
-    lock = make(lease_ttl_s=2)
+    lock = make(**RENEWED)
     await lock.acquire()
     first.script(Renew, Recovering(20), cluster.moved(KEY, 1, epoch=8))
     assert await lock.renew() is True
