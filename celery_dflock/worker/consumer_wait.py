@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -88,8 +88,6 @@ class ConsumerWait:
         """Guards the outcomes of waiters where there is no event loop."""
         self._waiters: dict[Waiter, None] = {}
         """In the order of their arrival: those who wait, and those on their way through the pool."""
-        self._runs: dict[Hashable, Waiter] = {}
-        """The same, by who they are and what they wait for."""
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
         self._releases = Errands("dflock-releases")
@@ -125,9 +123,6 @@ class ConsumerWait:
         except Exception:
             waiter = None  # the process that runs the task will meet the same, and say so
         if waiter is None or not self._prefetch.has_room:
-            self._consumer.on_task_request(request)
-        elif self._waits_already(waiter):
-            request.request_dict[HANDED] = waiter.redelivery("another delivery waits for it")
             self._consumer.on_task_request(request)
         elif self._timer is not None:  # else it is too late: it goes the way of those that wait
             try:
@@ -193,7 +188,6 @@ class ConsumerWait:
         """Leave nothing behind: the worker has ended, and perhaps not the process."""
         self._pending.close()
         self._waiters.clear()
-        self._runs.clear()
         self._errands.close()
         self._releases.close()
         self._inbox.close()
@@ -214,14 +208,6 @@ class ConsumerWait:
             unacknowledged.warn(app, timeouts)
 
     # What happens to a waiter.
-
-    def _waits_already(self, waiter: Waiter) -> bool:
-        """Whether another delivery of its message does.
-
-        A task in the pool may have sent this one before that is known here: the server compares.
-        """
-        there = self._runs.get(waiter.run)
-        return there is not None and not there.is_in_pool
 
     def _wait(self, waiter: Waiter) -> None:
         waiter.holds_nothing = not self._may_hold
@@ -251,7 +237,6 @@ class ConsumerWait:
                 ended=lambda error: post(partial(self._ended, waiter, lock, error)),
             )
             self._waiters[waiter] = None
-            self._runs[waiter.run] = waiter
 
     def _waits_for(self, waiter: Waiter, lock: DistributedLock) -> bool:
         """Whether what has come of waiting for a lock is still of use.
@@ -364,8 +349,6 @@ class ConsumerWait:
                 return
             waiter.is_over = True
             self._waiters.pop(waiter, None)
-            if self._runs.get(waiter.run) is waiter:
-                del self._runs[waiter.run]
             waiter.pending.leave()
         if waiter.held:
             self._give_back(waiter.let_go())

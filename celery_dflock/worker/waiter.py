@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from celery.app.task import Context
 
 from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError
-from celery_dflock.identity import Owner, label_of
+from celery_dflock.identity import AgedOwner, Owner, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import chance, publish, reservation, short_reservation
@@ -20,7 +20,6 @@ from celery_dflock.outcome.types import (
     ItsTurn,
     Kept,
     Overtaken,
-    Redelivered,
     TimedOut,
     refusal_of,
 )
@@ -47,7 +46,6 @@ class Waiter:
 
     Attributes:
         request: Celery's.
-        owner: the run that asks, as the lock server compares it.
         lock: what it waits for, of several keys those in their order. Never held here, but for all
             but the last of several; see `held`.
         held: those that are held here, while it waits for the next.
@@ -82,13 +80,11 @@ class Waiter:
         request: Any,
         context: Context,
         locks: Sequence[DistributedLock],
-        owner: Owner,
         options: LockOptions,
     ) -> None:
         self.request = request
         self._locks = locks
         self.lock = locks[0]
-        self.owner = owner
         self.pending: PendingAcquire
         header = Header.read(context)
         self.ticket = header.ticket
@@ -135,12 +131,13 @@ class Waiter:
             if not age:
                 return None  # it is drawn where the task can wait for the answer
         context = Context(request.request_dict)
-        asks = bound.owner_of(context)
-        owner = (*asks, age) if age else asks
+        owner: Owner | AgedOwner = bound.owner_of(context)
+        if age:
+            owner = (*owner, age)
         locks = bound.locks_of(
             task, tuple(request.args), request.kwargs, label_of(task.name, request.id), owner
         )
-        waiter = cls(request, context, locks, asks, options)
+        waiter = cls(request, context, locks, options)
         if waiter.lock is not locks[-1]:
             call = task, tuple(request.args), request.kwargs
             label = label_of(task.name, request.id)
@@ -151,11 +148,6 @@ class Waiter:
     def context(self) -> Context:
         """The request as a task knows it."""
         return Context(self.request.request_dict)
-
-    @property
-    def run(self) -> Hashable:
-        """Which task waits for which key: the same for another delivery of the message."""
-        return self.owner, self._locks[0].key
 
     # Several keys.
 
@@ -222,11 +214,6 @@ class Waiter:
     def hand_off(self, ticket: str | None, lent: tuple[tuple[str, str], ...]) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""
         return HandOff(self._locks[0].key, self._waited, ItsTurn(ticket), lent)
-
-    def redelivery(self, why: str) -> HandOff:
-        """Return what it is told if another delivery of its message is there before it."""
-        key = self.lock.key
-        return HandOff(key, self._waited, Redelivered(LockNotAcquiredError(key, why)))
 
     def verdict(self, error: errors.RemoteError | None) -> HandOff:
         """Return what it is told when the wait has ended otherwise."""

@@ -15,6 +15,7 @@ from kombu.common import Broadcast
 from celery_dflock import LockedTask
 from celery_dflock.outcome import delivery
 from celery_dflock.worker.waiter import Waiter
+from dflockd.client.arguments import checked_owner
 
 QUORUM = {"x-queue-type": "quorum"}
 DELAY = "0." * 27 + "1."
@@ -140,7 +141,8 @@ def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
         there = SimpleNamespace(task=task, id="1", args=(), kwargs={}, request_dict=message)
         waiter = Waiter.of(there)
         assert waiter is not None
-        return waiter.owner, task._bound().owner_of(Context(message))
+        asks = waiter.lock._session.target.introduction.owner
+        return asks, checked_owner(task._bound().owner_of(Context(message)), "k")
 
     (one, same), (other, _) = owners("for-all", "one@here"), owners("for-all", "two@here")
     assert one == same != other

@@ -417,15 +417,10 @@ class SimulatedWaiter(consumer_wait.Waiter):
         self.is_cut = self.is_to_be_sent = False
         self._unique = None
         self.reservation = self.ticket = None
-        self.owner = (task.id, 0)
 
     @classmethod
     def of(cls, request: Any) -> SimulatedWaiter:
         return cls(request)
-
-    @property
-    def run(self) -> Any:
-        return self.owner, self.request.wanted.key
 
     def _make_locks(self) -> Any:
         task = self.request
