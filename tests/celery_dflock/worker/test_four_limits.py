@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,15 +189,16 @@ def was_on_its_way(deliveries: Record, task_id: str, kills: Sequence[Kill]) -> b
 
 @pytest.mark.parametrize("task", [jobs.four, jobs.four_in_turns], ids=["four", "in_turns"])
 def test_small_tenants_do_not_wait_for_all_of_a_large_one(
-    cluster: Cluster, two: list[Worker], key: str, task: Task
+    cluster: Cluster, two: list[Worker], key: str, gate: Path, task: Task
 ) -> None:
     def send(account: int) -> str:
-        kwargs = {"key": key, "account": account, "vendor": 0, "weight": 1}
+        kwargs = {"key": key, "account": account, "vendor": 0, "weight": 1, "gate": str(gate)}
         return str(task.apply_async(kwargs=kwargs, queue="four").id)
 
     large = {send(0) for _ in range(24)}
     cluster.wait(lambda: cluster.events(what="start", key=key) or None, "the first run")
     small = {send(account) for account in (1, 2, 3) for _ in range(2)}
+    gate.touch()
     ended = cluster.wait(
         lambda: (
             ends if len(ends := cluster.events(what="end", key=key)) == len(large | small) else None
