@@ -46,6 +46,7 @@ app.conf.update(
     dflock_beat_lock_ttl=int(os.environ.get(LOCK_TTL, "3")),
     redbeat_redis_url=broker.replace("redis+socket", "unix"),
     redbeat_redis_options={"retry_period": 1},
+    redbeat_key_prefix=os.environ.get(QUEUE, "redbeat"),
     broker_connection_retry_on_startup=True,
     beat_schedule={
         "second": {"task": "second", "schedule": 1.0},
