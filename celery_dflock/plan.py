@@ -12,7 +12,7 @@ from celery.app.task import Context
 
 from celery_dflock import gate, keys
 from celery_dflock.config import Read, Settings
-from celery_dflock.identity import Owner, runs_of
+from celery_dflock.identity import AgedOwner, Owner, runs_of
 from celery_dflock.limits import Limits, Wanted
 from celery_dflock.lock_key import LockKey
 from celery_dflock.locks import Locks
@@ -123,6 +123,11 @@ class Bound:
         is_for_all = self._is_for_all(info.get("exchange") or "", info.get("routing_key") or "")
         audience = request.hostname or "" if is_for_all else ""
         return self._owner(request.id, request.retries or 0, audience)
+
+    def asks_as(self, request: Context, age: int) -> Owner | AgedOwner:
+        """Return the same, with an age by which the newest wins; 0 is none."""
+        owner = self.owner_of(request)
+        return (*owner, age) if age else owner
 
 
 class Plan:

@@ -10,7 +10,7 @@ from typing import Any
 from celery_dflock import gate, superseding
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError, SupersededError
 from celery_dflock.held import TaskLock, running
-from celery_dflock.identity import AgedOwner, Owner, label_of
+from celery_dflock.identity import label_of
 from celery_dflock.locks import Locks
 from celery_dflock.look import Look, tell_waiting
 from celery_dflock.loss import Loss
@@ -130,9 +130,7 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not yet acquired."""
     bound, request = plan.bound, plan.request
     label = label_of(plan.task.name, request.id)
-    owner: Owner | AgedOwner = bound.owner_of(request)
-    if plan.age:
-        owner = (*owner, plan.age)
+    owner = bound.asks_as(request, plan.age)
     locks = []
     if bound.options.limits is None:
         locks = bound.made(plan.wanted, label=label, owner=owner, on_lost=on_lost)

@@ -11,7 +11,7 @@ from celery.app.task import Context
 
 from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError
-from celery_dflock.identity import AgedOwner, Owner, label_of
+from celery_dflock.identity import label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import chance, publish, reservation, short_reservation
@@ -131,9 +131,7 @@ class Waiter:
             if not age:
                 return None  # it is drawn where the task can wait for the answer
         context = Context(request.request_dict)
-        owner: Owner | AgedOwner = bound.owner_of(context)
-        if age:
-            owner = (*owner, age)
+        owner = bound.asks_as(context, age)
         locks = bound.locks_of(
             task, tuple(request.args), request.kwargs, label_of(task.name, request.id), owner
         )
