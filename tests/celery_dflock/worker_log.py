@@ -19,7 +19,7 @@ KNOWN = re.compile(
     r"Task \S+ (raised|reject)|Chord \S+ raised|Task handler raised error"
     r"|consumer: Connection to broker lost"
     r"|(Couldn't ack \d+, reason|Error cleaning up after event loop): ?"
-    r"(\w*ConnectionError|BrokenPipeError|ConnectionResetError)"
+    r"(\w*ConnectionError|BrokenPipeError)"
 )
 """Whose tracebacks are no fault of the worker.
 
