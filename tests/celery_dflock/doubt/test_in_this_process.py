@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import queue
 import time
@@ -141,13 +142,16 @@ def test_check_before_the_body_begins(app: Celery, server: LockServer, key: str)
         assert lock is not None
         ran.append(lock.state)
 
+    back = contextlib.ExitStack()
+
     def doubt(lock: Any, **_: object) -> None:
         server.kill()
         wait_in_doubt(lock)
+        back.enter_context(back_in(server, 0.5))
 
     lock_acquired.connect(doubt)
     try:
-        with back_in(server, 0.5):
+        with back:
             if "remembers" in server.name:
                 task.apply(throw=True)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE
@@ -56,15 +58,24 @@ def test_a_long_wait_goes_through_the_broker_and_keeps_its_position(
             cluster.wait(lambda: received(worker, first) > 1 or None, "it comes again")
             second = bus.send(jobs.parked, key)
             cluster.wait(lambda: received(worker, second) > 1 or None, "it comes again")
+            # Who is on its way through the broker when the lock is free is passed.
+            both = [first.id, second.id]
+            cluster.wait(lambda: present(lock) == both or None, "both to wait, in their order")
             assert lock.held
-        ends = [cluster.wait_event("end", each) for each in (first, second)]
+        for each in (first, second):
+            cluster.wait_event("end", each)
         assert Skipped.of(skipped.get(timeout=PATIENCE))
         assert worker.running
 
-    assert ends[0]["at"] < ends[1]["at"]
     assert len(cluster.events(what="start", key=key)) == 2
     assert not cluster.events(what="requeued", key=key)
     assert len(cluster.events(what="requeued", id=skipped.id)) == 0
+
+
+def present(lock: DistributedLock) -> list[str]:
+    """The tasks that wait and are not away, in the order of the lock server."""
+    waiting = [each for each in lock.inspect()["waiters"] if not each["away"]]
+    return [re.search(r"\[(.+?)\]", each["label"])[1] for each in waiting]
 
 
 def received(worker: Worker, sent: AsyncResult) -> int:
