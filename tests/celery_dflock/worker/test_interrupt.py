@@ -16,6 +16,7 @@ from celery import Celery
 from celery_dflock import LockedTask
 from celery_dflock.worker import interrupt
 from celery_dflock.worker.interrupt import Interruptible
+from dflockd.client import process
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import PATIENCE
 
@@ -164,6 +165,10 @@ def test_one_that_arrives_as_the_stretch_ends_leaves_it_ended(
 
     @app.task(base=LockedTask, lock_key=key, shared=False)
     def short() -> None:
+        # Before Python 3.12 the client's own thread would get the error if it had not run yet.
+        has_begun = threading.Event()
+        process.current().reactor.call(has_begun.set)
+        assert has_begun.wait(PATIENCE)
         sys.settrace(interrupt_the_end)
 
     states: list[str] = []
