@@ -249,7 +249,10 @@ class Backoff:
     base: float = 1.0
     cap: float = 30.0
     max_wait: float = 3600.0
-    """Seconds since the first conflict after which the task fails; 0 never. Outages do not count."""
+    """Seconds since the first conflict after which the task fails; 0 never. Outages do not count.
+
+    By the time of day, which the workers' clocks have to agree on: the message carries it.
+    """
     max_attempts: int = 0
     """Number of conflicts after which the task fails; 0 never."""
     hold: float | None = 0.0
