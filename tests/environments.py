@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,19 +39,33 @@ def environment(
     place = PLACE / name
     own, done = place / "bin" / "python", place / "installed"
     said = "\n".join(requirements)
-    if done.exists() and done.read_text() == said:
-        return own
-    _run([python, "-m", "venv", "--clear", place], bound)
-    pip = [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "1"]
-    _run([*pip, *requirements], bound)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with (PLACE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests in several processes want it
+        if not done.exists() or done.read_text() != said:
+            _make(place, own, requirements, python, beside, bound)
+            done.write_text(said)
+    return own
+
+
+def _make(
+    place: Path,
+    own: Path,
+    requirements: Sequence[str],
+    python: str,
+    beside: Path | None,
+    bound: float,
+) -> None:
+    # With the pip of this process: to install another one takes longer than what is asked for.
+    _run([python, "-m", "venv", "--clear", "--without-pip", place], bound)
+    pip = [sys.executable, "-m", "pip", "--python", own, "install"]
+    _run([*pip, "-q", "--disable-pip-version-check", "--retries", "1", *requirements], bound)
     if beside is not None:
         # Behind its own, and with what is installed there to be edited in place.
         where = _run([beside, "-c", "import site; print(site.getsitepackages()[0])"], bound).strip()
         own_site = _run([own, "-c", "import site; print(site.getsitepackages()[0])"], bound).strip()
         line = f"import site; site.addsitedir({where!r})\n"
         (Path(own_site) / "beside.pth").write_text(line)
-    done.write_text(said)
-    return own
 
 
 def _run(command: Sequence[str | Path], bound: float) -> str:

@@ -17,7 +17,11 @@ from celery_dflock import LockedTask, RequeueOptions, TaskOptions, options
 from celery_dflock.options import OPTIONS, Backoff
 from examples.demo.stage import ROOT
 
-BOUND = 110
+pytestmark = pytest.mark.timeout(400)
+
+BOUND = 300
+"""Seconds for a type checker: it is the one that computes most, and has a tenth of a busy machine."""
+
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = [
     ROOT / "README.md",

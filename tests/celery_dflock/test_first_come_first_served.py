@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from celery import Task
@@ -60,10 +61,12 @@ def test_one_at_a_time_and_fences_grow(cluster: Cluster) -> None:
     assert any(start["waited"] > WORK for runs in by_key for start, _ in runs), "nobody waited"
 
 
-def test_without_locks_they_overlap(cluster: Cluster) -> None:
-    by_key = run_all(cluster, jobs.plain, "no turns")
-
-    assert sum(overlaps(runs) for runs in by_key) > 0
+def test_without_locks_they_overlap(cluster: Cluster, key: str, gate: Path) -> None:
+    sent = [cluster.send(jobs.plain, key, gate=str(gate)) for _ in range(2)]
+    for each in sent:
+        cluster.wait_event("start", each)
+    assert not cluster.events(what="end", key=key)
+    gate.touch()
 
 
 def test_first_come_first_served_between_workers(

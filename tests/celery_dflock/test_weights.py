@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task, states
 from celery.exceptions import ImproperlyConfigured
+from celery.result import AsyncResult
 
 from celery_dflock import Lock, LockedTask, LockNotAcquiredError, dflock
 from celery_dflock.config import settings
@@ -262,6 +263,13 @@ def test_a_renewal_tells_a_server_that_has_lost_it(
 # With real workers.
 
 
+def open_after_starts(cluster: Cluster, gate: Path, sent: list[AsyncResult]) -> None:
+    """Have some tasks run at the same time, and then go on."""
+    for each in sent:
+        cluster.wait_event("start", each)
+    gate.touch()
+
+
 def inside(cluster: Cluster, key: str) -> Iterator[list[Event]]:
     """Yield, for each start of a body, the starts of all that were in by then."""
     starts = cluster.events(what="start", key=key)
@@ -280,14 +288,17 @@ BOTH = pytest.mark.parametrize(
 @pytest.mark.usefixtures("workers")
 @BOTH
 def test_tasks_that_read_run_together_and_one_that_writes_alone(
-    cluster: Cluster, key: str, light: Task, heavy: Task
+    cluster: Cluster, key: str, gate: Path, light: Task, heavy: Task
 ) -> None:
     kinds = [*[light] * (READERS // WRITERS), heavy] * WRITERS * ROUNDS
-    sent = [cluster.send(kind, key, seconds=0.02) for kind in kinds]
+    together = [cluster.send(light, key, gate=str(gate)) for _ in range(2)]
+    sent = [*together, *(cluster.send(kind, key, seconds=0.02) for kind in kinds)]
+    open_after_starts(cluster, gate, together)
     for each in sent:
         assert each.get(timeout=PATIENCE) == each.id
     cluster.wait_free(key)
-    writers = {each.id for each, kind in zip(sent, kinds, strict=True) if kind is heavy}
+    kind_of = zip(sent, [light, light, *kinds], strict=True)
+    writers = {each.id for each, kind in kind_of if kind is heavy}
     found = list(inside(cluster, key))
     assert len(found) == len(sent)
     for there in found:
@@ -322,9 +333,15 @@ def test_a_writer_waits_only_for_the_readers_before_it(
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("task", [jobs.by_weight, jobs.parked_by_weight], ids=["slot", "consumer"])
-def test_the_weights_of_who_runs_fit_into_the_limit(cluster: Cluster, key: str, task: Task) -> None:
+def test_the_weights_of_who_runs_fit_into_the_limit(
+    cluster: Cluster, key: str, gate: Path, task: Task
+) -> None:
     weights = [5, 3, 1, "all", 2, 7, 4, 4, 8, 1, 1, 6, 2, 3] * 2
-    sent = {cluster.send(task, key, weight=each, seconds=0.02).id: each for each in weights}
+    together = [cluster.send(task, key, weight=4, gate=str(gate)) for _ in range(2)]
+    sent = dict.fromkeys([each.id for each in together], 4) | {
+        cluster.send(task, key, weight=each, seconds=0.02).id: each for each in weights
+    }
+    open_after_starts(cluster, gate, together)
     for task_id in sent:
         assert task.AsyncResult(task_id).get(timeout=PATIENCE) == task_id
     cluster.wait_free(key)

@@ -4,7 +4,7 @@ They need Python 3.12 or 3.13 and are installed from PyPI into environments of t
 there is no such interpreter, or no PyPI, the tests are skipped.
 """
 
-import fcntl
+import functools
 import json
 import os
 import shutil
@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 
 from examples.demo import stage
+from tests.environments import NotToBeHadError, environment
 
-BOUND = 90
+pytestmark = pytest.mark.timeout(500)
+
+BOUND = 200
+"""Seconds for what a process does here. The first time a package is installed."""
+
 HERE = Path(__file__).parent
-ENVIRONMENTS = stage.ROOT / ".venv" / "published"
 
 OLD = ["lock", "fifo", "renewal", "sharding"]
 SINCE_1 = [*OLD, "two_phase", "semaphore", "stats"]
@@ -38,45 +42,17 @@ def interpreters():
         yield from sorted(map(str, pyenv.glob(f"versions/3.{minor}*/bin/python")))
 
 
-@pytest.fixture(scope="session")
-def interpreter():
+@functools.cache
+def python_with(package):
+    """The Python of an environment that has the package."""
     for path in interpreters():
-        check = [path, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"]
+        check = [path, "-c", "import sys, venv; sys.exit(sys.version_info < (3, 12))"]
         if subprocess.run(check, capture_output=True, timeout=BOUND, check=False).returncode == 0:
-            return path
-    pytest.skip("the published clients need Python 3.12 or 3.13: none found")
-
-
-def environment(interpreter, package):
-    """The Python of an environment that has the package; made once."""
-    place = ENVIRONMENTS / package.replace("==", "-")
-    python = place / "bin" / "python"
-    done = place / "installed"
-    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
-    # More than one file of tests wants it, each in a process of its own.
-    with (ENVIRONMENTS / f"{place.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            install_into(place, interpreter, package)
-            done.touch()
-    return str(python)
-
-
-def install_into(place, interpreter, package):
-    subprocess.run([interpreter, "-m", "venv", "--clear", str(place)], check=True, timeout=BOUND)
-    install = [
-        place / "bin" / "python",
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-    ]
-    run = subprocess.run(
-        [*install, package], capture_output=True, text=True, timeout=BOUND, check=False
-    )
-    if run.returncode:
-        pytest.skip(f"{package} cannot be installed: {run.stderr.strip().splitlines()[-1]}")
+            try:
+                return environment(package.replace("==", "-"), [package], path, bound=BOUND)
+            except NotToBeHadError as error:
+                pytest.skip(str(error))
+    pytest.skip("what is published needs Python 3.12 or 3.13: none found")
 
 
 def play(python, scenarios, **config):
@@ -99,13 +75,13 @@ def servers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("package", PUBLISHED)
-def test_published_client(package, interpreter, servers):
-    play(environment(interpreter, package), PUBLISHED[package], servers=servers)
+def test_published_client(package, servers):
+    play(python_with(package), PUBLISHED[package], servers=servers)
 
 
 @pytest.mark.parametrize("package", ["dflockd-client==1.9.0", "dflockd-client==2.1.1"])
-def test_published_client_with_auth(package, interpreter, tmp_path):
-    python = environment(interpreter, package)
+def test_published_client_with_auth(package, tmp_path):
+    python = python_with(package)
     secret = tmp_path / "secret"
     secret.write_text("right\n")
     with stage.LockServer(tmp_path, "--auth-token-file", str(secret)) as server:
@@ -113,8 +89,8 @@ def test_published_client_with_auth(package, interpreter, tmp_path):
 
 
 @pytest.mark.parametrize("package", ["dflockd-client==1.9.0", "dflockd-client==2.1.1"])
-def test_published_client_over_tls(package, interpreter, tmp_path, certificate):
-    python = environment(interpreter, package)
+def test_published_client_over_tls(package, tmp_path, certificate):
+    python = python_with(package)
     cert, key = certificate
     with stage.LockServer(tmp_path, "--tls-cert", cert, "--tls-key", key) as server:
         play(python, ["tls"], servers=[(server.host, server.port)], cafile=cert)

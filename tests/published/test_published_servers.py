@@ -7,12 +7,13 @@ import re
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.dflockd.client_support import Calls, client_named, soon
-from tests.published.test_published_clients import BOUND, environment, interpreters
+from tests.published.test_published_clients import BOUND, python_with
+
+pytestmark = pytest.mark.timeout(500)
 
 PAIRS = [
     ("dflockd==0.4.1", "sync"),
@@ -82,11 +83,7 @@ def pair(request):
 
 @pytest.fixture(scope="module")
 def program(pair):
-    for path in interpreters():
-        check = [path, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"]
-        if subprocess.run(check, capture_output=True, timeout=BOUND, check=False).returncode == 0:
-            return str(Path(environment(path, pair[0])).with_name("dflockd"))
-    pytest.skip("the published server needs Python 3.12 or 3.13: none found")
+    return str(python_with(pair[0]).with_name("dflockd"))
 
 
 @pytest.fixture

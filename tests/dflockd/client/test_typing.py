@@ -15,6 +15,8 @@ import pytest
 from dflockd import client, sync_client
 from dflockd.client.lock import Named
 
+pytestmark = pytest.mark.timeout(400)
+
 ROOT = Path(__file__).parents[3]
 
 RIGHT = """
@@ -137,7 +139,7 @@ class Checked:
             env={**os.environ, "MYPYPATH": str(ROOT / "server")},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         assert run.returncode in (0, 1), run.stdout + run.stderr
