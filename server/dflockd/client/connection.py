@@ -16,6 +16,7 @@ import ssl
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
@@ -364,14 +365,22 @@ class Connection:
                 return line
 
 
-def dial(route: Route, until: float) -> Flow[Connection]:
+def dial(
+    route: Route, until: float, made: Callable[[Connection], object] | None = None
+) -> Flow[Connection]:
     """Make a connection.
+
+    Args:
+        route: where to.
+        until: when to give up.
+        made: gets it, before it is connected: who ends it then ends the attempt. One for each address
+            that a name has.
 
     Raises:
         UnreachableError: nobody answered there in time.
     """
     try:
-        return (yield from _reach(route, min(until, clock.now() + CONNECT_TIMEOUT)))
+        return (yield from _reach(route, min(until, clock.now() + CONNECT_TIMEOUT), made))
     except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
         server = str(route.address)
         raise errors.UnreachableError(
@@ -379,7 +388,9 @@ def dial(route: Route, until: float) -> Flow[Connection]:
         ) from without_frames(exc)
 
 
-def _reach(route: Route, until: float) -> Flow[Connection]:
+def _reach(
+    route: Route, until: float, made: Callable[[Connection], object] | None
+) -> Flow[Connection]:
     """Connect to one of the addresses that a name has, all of them within the time."""
     path = route.address.unix_path
     if path is not None:
@@ -403,6 +414,8 @@ def _reach(route: Route, until: float) -> Flow[Connection]:
         link = None
         try:
             link = Connection(route, family, kind, protocol)
+            if made is not None:
+                made(link)
             yield from link.reach(where, now + share)
             if len(found) > 1:
                 answered[route.address] = where

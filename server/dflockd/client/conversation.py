@@ -75,7 +75,7 @@ def connect(
         until = max(until, now + LEAST_PATIENCE)
     secret, server = route.auth_secret, str(address)
     if address not in connection.published:
-        link = yield from _dial(route, until, made)
+        link = yield from dial(route, until, made)
         hello = greet(secret, server)
         features = yield from talk(link, hello, until, is_strict=is_strict)
         if features is not None:
@@ -84,18 +84,9 @@ def connect(
         # Older ones hang up on what they do not know, newer ones on who does not begin with the secret.
         link.close()
         connection.published.add(address)
-    link = yield from _dial(route, until, made)
+    link = yield from dial(route, until, made)
     if secret is not None:
         yield from talk(link, authenticate(secret, server), until, is_strict=is_strict)
-    return link
-
-
-def _dial(
-    route: Route, until: float, made: Callable[[Connection], object] | None
-) -> Flow[Connection]:
-    link = yield from dial(route, until)
-    if made is not None:
-        made(link)
     return link
 
 

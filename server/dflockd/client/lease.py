@@ -48,7 +48,7 @@ class Renewal(Signal):
         seconds: the seconds of the new lease; ``None`` for that which was granted.
     """
 
-    __slots__ = ("is_granted", "seconds", "sent")
+    __slots__ = ("is_granted", "is_refused", "seconds", "sent")
 
     def __init__(self, seconds: int | None) -> None:
         super().__init__()
@@ -56,6 +56,8 @@ class Renewal(Signal):
         self.sent = math.inf
         """When the first request went out that says so."""
         self.is_granted = False
+        self.is_refused = False
+        """Whether the server does not grant so many seconds."""
 
 
 class Keeping(Protocol):
@@ -117,8 +119,8 @@ class Lease:
             self.shards = shards
         self.token, self.lease, self.deadline = grant
         self.asked = self.lease
-        """Seconds that every renewal asks for: those that were granted first. (A server that answers
-        with what is left of them would make them fewer and fewer.)"""
+        """Seconds that a renewal asks for if nobody says more: those that were granted first. (A server
+        that answers with what is left of them would make them fewer and fewer.)"""
         self.link = link
         """The connection that the hold belongs to."""
         # What few leases ever have, too: Python 3.11 takes long to find what only the class has.

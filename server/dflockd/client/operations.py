@@ -205,6 +205,9 @@ _LOCK: Final = Space.LOCK
 DONE: Final = Status.OK.value
 """The reply to a request, such as a `release`, that says no more than that."""
 
+REFUSED: Final = Status.ERROR.value
+"""The reply to a request that cannot be."""
+
 R = TypeVar("R")
 M = TypeVar("M")
 Operation: TypeAlias = Generator[Exchange, TimedReply, R]
@@ -463,6 +466,9 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
 
     As `renew`, but it never brings back what a server has forgotten: for those who have not renewed
     it themselves all the time, so that others may have come after it.
+
+    Raises:
+        RefusedError: the server grants no lease that long.
     """
     if target.is_published:  # which bring nothing back
         request = Renew(target.space, target.key, token, lease)
@@ -473,6 +479,8 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
     while True:
         answer = yield exchange
         grant = read_renewal(target, token, answer)
+        if grant is None and not target.is_published and answer.line == REFUSED:
+            raise refused(Status.ERROR, target)  # of no such hold it says that the lease has ended
         if grant is None or answer.received < grant.deadline:
             return grant
         # It took longer than the lease is: whether it has begun anew is not known any more.

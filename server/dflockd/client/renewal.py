@@ -89,6 +89,10 @@ class _Keeper:
         """Renewals that somebody waits for, and that were sent."""
         self.says_begun = False
         """Whether the latest renewal said that the run has begun."""
+        self._asked = lease.asked
+        """Seconds that the latest renewal has asked for."""
+        self._is_plain = False
+        """Whether the next one asks for no more than was granted first."""
         self._settles_from = 0.0
         """A renewal that was sent from then on says that it belongs to the first."""
 
@@ -125,14 +129,37 @@ class _Keeper:
             spare.close()
         self._fire(self.promised)
 
-    def heed(self, now: float) -> None:
-        """Take in what is asked for, by those who wait for a renewal: one is about to be sent."""
+    def heed(self, now: float) -> int:
+        """Take in what those want who wait for a renewal; return the seconds that it asks for.
+
+        It is about to be sent. One that nobody has asked for never makes the lease shorter: somebody
+        may have asked for a longer one before all threads stand still.
+        """
         lease = self.lease
+        asked = lease.asked if self._is_plain else max(lease.asked, int(lease.deadline - now))
         while (renewal := lease.next_renewal()) is not None:
             renewal.sent = now
             self.promised.append(renewal)
-            lease.asked = renewal.seconds or lease.asked
-            lease.shorten(lease.asked, now)
+            asked = renewal.seconds or lease.asked
+        lease.shorten(asked, now)
+        self._asked = asked
+        return asked
+
+    def refuses_length(self) -> bool:
+        """Whether a server that knows no such hold may mean the seconds that it was asked for.
+
+        Those who have asked for more than was granted first are told so. The next renewal shows whether
+        the lock is held.
+        """
+        if self._asked <= self.lease.asked:
+            return False
+        self._asked, self._is_plain = self.lease.asked, True
+        refused = [each for each in self.promised if (each.seconds or 0) > self.lease.asked]
+        self.promised = [each for each in self.promised if each not in refused]
+        for each in refused:
+            each.is_refused = True
+        self._fire(refused)
+        return True
 
     def keep_promises(self, sent: float) -> None:
         """Tell those who wait that a renewal is done which was sent then."""
@@ -196,10 +223,10 @@ class _Keeper:
             return now >= self.silent_at(self.sent[link])
         if now >= lease.renew_at or lease.renewals or self._not_needed():
             self.sent[link] = now
-            self.heed(now)
+            asked = self.heed(now)
             self.says_begun = lease.begun is True
             link.send_now(
-                renewal_request(lease.target, lease.token, lease.asked, has_begun=self.says_begun)
+                renewal_request(lease.target, lease.token, asked, has_begun=self.says_begun)
             )
         return False
 
@@ -219,7 +246,10 @@ class _Keeper:
         grant = read_renewal(lease.target, lease.token, answer)
         self.report()
         if grant is None:
-            lease.lose(UNKNOWN)
+            if self.refuses_length():
+                lease.renew_at = answer.received
+            else:
+                lease.lose(UNKNOWN)
         elif lease.state == DOUBTFUL and answer.sent < self._settles_from:
             return  # the other connection has ended since
         elif not lease.renewed(grant):
@@ -229,6 +259,7 @@ class _Keeper:
 
     def _settle(self, answer: TimedReply) -> None:
         """See what follows from a renewal that is done."""
+        self._is_plain = False
         self.keep_promises(answer.sent)
         if answer.sent >= self._settles_from:
             for spare in self._not_needed():
@@ -357,10 +388,8 @@ class _Rescue:
         target = lease.target.at(server).knowing(link.features)
         has_begun = self._keeper.says_begun = lease.begun is True
         now = clock.now()
-        self._keeper.heed(now)
-        request = renewal_request(
-            target, lease.token, lease.asked, has_begun=has_begun, is_new=True
-        )
+        asked = self._keeper.heed(now)
+        request = renewal_request(target, lease.token, asked, has_begun=has_begun, is_new=True)
         self._keeper.sent[link] = now
         try:
             link.send_now(request)
@@ -390,9 +419,9 @@ class _Rescue:
                     self._ours.remove(each)
                     self._ours.append(each)
                     grant = read_renewal(lease.target.at(server), lease.token, answer)
-                    if grant is None:
+                    if grant is None and not keeper.refuses_length():
                         return None
-                    if answer.sent >= self._certain_from:
+                    if grant is not None and answer.sent >= self._certain_from:
                         return grant, each
                     self._ask(each)
             known, now = self._at(server), clock.now()

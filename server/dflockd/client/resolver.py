@@ -40,7 +40,11 @@ def look_up(host: str, port: int) -> LookUp:
     latest = under_way.get(where)
     if latest is None or latest.fired or not latest.began <= now < latest.began + SHARED_FOR:
         latest = LookUp(now)
-        _thread.start_new_thread(_run, (where, latest))
+        try:
+            _thread.start_new_thread(_run, (where, latest))
+        except RuntimeError as exc:  # there are no threads at the moment
+            latest.outcome = OSError(str(exc))
+            latest.fire()
         # Not before: if this is interrupted, nobody waits for a thread that never began.
         under_way[where] = latest
     return latest

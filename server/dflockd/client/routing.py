@@ -218,11 +218,21 @@ def _owned(report: ShardReport, shard: int) -> _Owned:
     return _Owned(report.servers[index] if index >= 0 else None, report.epochs[shard])
 
 
+MOST_CONTEXTS = 4
+"""TLS contexts whose maps of one cluster are kept."""
+
 _maps: dict[tuple[Any, ...], ShardMap] = {}
 
 
 def shard_map(seeds: Seeds, secret: bytes | None, tls: ssl.SSLContext | None) -> ShardMap:
-    """Return the map that all locks of this process share that reach a cluster in the same way."""
+    """Return the map that all locks of this process share that reach a cluster in the same way.
+
+    A program that makes a TLS context for each lock never uses one again.
+    """
+    if (seeds, secret, tls) not in _maps:
+        alike = [each for each in list(_maps) if each[:2] == (seeds, secret)]
+        for each in alike[: max(0, len(alike) - MOST_CONTEXTS + 1)]:
+            _maps.pop(each, None)
     return _maps.setdefault((seeds, secret, tls), ShardMap(seeds))
 
 

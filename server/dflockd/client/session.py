@@ -501,6 +501,7 @@ class LockSession(Requester):
         What is interrupted here is the waiting: the lock is as healthy as before.
 
         Raises:
+            RefusedError: the server grants no lease that long.
             UnreachableError: no server has answered in time.
         """
         lease = self.lease
@@ -516,6 +517,9 @@ class LockSession(Requester):
         yield Hear(renewal, clock.now() + operations.REPLY_PATIENCE)
         if renewal.is_granted:
             return True
+        if renewal.is_refused:
+            why = "the server grants no lease that long. It is still held, for as long as before"
+            raise self._error(errors.RefusedError, f" is not renewed for {seconds} s: {why}")
         if lease.is_over and lease.why != UNRENEWED:
             return False
         raise errors.UnreachableError(
@@ -598,6 +602,7 @@ class LockSession(Requester):
             self.queued.close()
             self.queued = None
             self._owner.clear()
+            return False  # from here on another thread may acquire it
         lease = self.lease
         if lease is None or not lease.is_ours:
             return False
@@ -735,6 +740,8 @@ class LockSession(Requester):
             if lease.is_away:
                 if claim is not None:
                     return None
+                if clock.now() - began > operations.REPLY_PATIENCE:
+                    raise self._error(errors.UnreachableError, " is in doubt: no answer in time")
             elif lease.link.closed or clock.now() - began > REACTOR_BUSY_AT_MOST:
                 return None
             if self._home().reactor.cannot_be_awaited():
@@ -757,5 +764,5 @@ def _with_progress(begin: Begin[R], progress: Progress) -> Begin[R]:
 
 
 def _has_news(lease: Lease) -> bool:
-    """Whether something has come that nobody has seen. The reactor watches a lease after a while."""
-    return lease.task is None and lease.link.has_come()
+    """Whether something has come that the reactor has not seen: it may not have run for a while."""
+    return not lease.is_away and lease.link.has_come()

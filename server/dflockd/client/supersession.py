@@ -9,12 +9,15 @@ from dflockd import clock, errors
 from dflockd.address import Address
 from dflockd.client import operations
 from dflockd.client.conversation import asker, connect, talk
-from dflockd.client.flow import Flow
+from dflockd.client.flow import Flow, Pause
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
 from dflockd.client.process import current
 from dflockd.client.routing import follow
 from dflockd.wire import Superseded
+
+LISTEN_AGAIN = 0.5
+"""Seconds after which a server is asked again that does not know a lock which is held."""
 
 STILL_HELD_EVERY = 5.0
 """Seconds between looks, while nothing is heard, at whether the lock is held still, and there."""
@@ -48,7 +51,10 @@ def _listen(lease: Lease, pool: Pool, told: Told) -> Flow[None]:
             continue  # the lease may have been renewed by now
         if newer is not None and not lease.is_over:
             told(newer.label.decode(errors="replace"))
-        return
+            return
+        # A server that does not know the hold may have been started again, and learn of it by the
+        # next renewal.
+        yield Pause(LISTEN_AGAIN)
 
 
 def _await_newer(lease: Lease, pool: Pool, server: Address) -> Flow[Superseded | None]:

@@ -276,7 +276,7 @@ class Requests:
                 )
             if back is None:
                 self.counts.unknown += 1
-            return back or _ERROR
+            return back or (Status.LEASE_EXPIRED if confirm else _ERROR)
         if serving.recovers_until is not None:
             doubt = recovery.doubt(serving, hold, now, confirm=confirm)
             if doubt is not None:
@@ -289,6 +289,7 @@ class Requests:
             # it any more: that may be noticed long after its client has come back on another.
             if hold.peer is not None:
                 del hold.peer.holds[hold]
+            self.slots.forget_enqueue(hold)
             hold.peer = peer
             hold.detached = False
             hold.label = label or hold.label

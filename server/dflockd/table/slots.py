@@ -263,10 +263,7 @@ class Slots:
             del peer.holds[hold]
             if peer.granted is hold:
                 peer.granted = None  # they refer to each other
-        if hold.waiter is not None:
-            self.forget_waiter(hold.waiter)
-            hold.waiter.state = GONE
-            hold.waiter = None  # which refers to it
+        self.forget_enqueue(hold)
         queue = entry.waiters
         if queue is not None:
             if queue.is_grouped:
@@ -454,6 +451,13 @@ class Slots:
     def forget_waiter(self, waiter: Waiter) -> None:
         """Let its peer have it no more."""
         waiter.peer.enqueued.pop((waiter.entry.space, waiter.entry.key), None)
+
+    def forget_enqueue(self, hold: Hold) -> None:
+        """Let the peer that enqueued have it no more: its `wait` would answer with this hold."""
+        if hold.waiter is not None:
+            self.forget_waiter(hold.waiter)
+            hold.waiter.state = GONE
+            hold.waiter = None  # which refers to it
 
     def promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served, or tell them of their turn."""

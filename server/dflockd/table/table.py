@@ -339,6 +339,7 @@ def _detach(
         return Status.LEASE_EXPIRED
     if hold.peer is peer:
         del peer.holds[hold]
+    table.slots.forget_enqueue(hold)
     hold.peer = None
     hold.detached = True
     owners.discard(hold.entry, hold)

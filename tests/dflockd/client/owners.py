@@ -357,7 +357,9 @@ class Call:
         if self.what in (*CLAIMS, "wait") and self.timeout is not None:
             bound = self.timeout + GRACE + CONNECTING
         elif self.what == "check":
-            bound = self.left + 0.1
+            # It may be renewed meanwhile, and come into doubt anew.
+            lease = self.session.lease
+            bound = max(self.left, lease.deadline - self.began if lease else 0.0) + 0.1
         elif self.what == "release":
             bound = 1.0 + CONNECTING + GRACE * self.stage.service.is_cluster
         elif self.what == "question":

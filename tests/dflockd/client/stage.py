@@ -197,7 +197,7 @@ class Stage:
 
     # What the real code stands on.
 
-    def _reach(self, route: Route, until: float) -> Generator[Any, Any, Connection]:
+    def _reach(self, route: Route, until: float, made: Any) -> Generator[Any, Any, Connection]:
         task = self.current
         assert task is not None
         server = self.addresses.index(route.address)
@@ -211,7 +211,10 @@ class Stage:
             raise ConnectionRefusedError
         wire = Wire(self, task.home, server)
         self.wires.append(wire)
-        return FakeLink(wire, route)
+        link = FakeLink(wire, route)
+        if made is not None:
+            made(link)
+        return link
 
     def _watched(self, exchange: Callable[..., Any]) -> Callable[..., Any]:
         def watched(link: Any, *arguments: Any) -> Any:

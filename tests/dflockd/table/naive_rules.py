@@ -243,9 +243,13 @@ class NaiveRules(NaiveState):
             self.ended.add((hold.name, hold.token))
         if hold.name[0] == 0:
             self._tell_listeners(hold.name, "error_lease_expired")
+        self._forget_enqueue(hold)
+        self._serve(hold.name)
+
+    def _forget_enqueue(self, hold: Hold) -> None:
+        """No peer that enqueued has it any more."""
         for peer in self.peers.values():
             peer.enqueued = [waiter for waiter in peer.enqueued if waiter.hold is not hold]
-        self._serve(hold.name)
 
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""

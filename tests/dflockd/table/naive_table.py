@@ -453,7 +453,8 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         if hold is None and request.how is not How.CONFIRM:
             hold = self._brought_back(peer, name, request)
         if hold is None:
-            self._answer(peer, "error")
+            is_confirmed = request.how is How.CONFIRM
+            self._answer(peer, "error_lease_expired" if is_confirmed else "error")
             return
         if self.now < self.recovers_until:
             if hold.is_doubted and request.how is How.CONFIRM:
@@ -462,6 +463,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             hold.is_doubted = False
         self._set(hold, span)
         if hold.peer != peer:
+            self._forget_enqueue(hold)
             hold.peer = peer
             hold.label = request.label or hold.label
             hold.owned_since = self._tick()
@@ -478,6 +480,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self._answer(peer, "error_lease_expired")
         else:
             self._set(hold, span)
+            self._forget_enqueue(hold)
             hold.peer = hold.owner = None
             hold.is_doubted = False
             self._answer(peer, "renewed", None, span)
