@@ -273,7 +273,11 @@ class Connection:
 
     def _shut_down(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            if isinstance(self._sock, ssl.SSLSocket):
+                # Not its own, which takes its state away from the thread that shakes hands.
+                super(ssl.SSLSocket, self._sock).shutdown(socket.SHUT_RDWR)
+            else:
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     def forget_after_fork(self) -> None:
         """Close this process's copy of the descriptor and say nothing: the parent goes on."""
