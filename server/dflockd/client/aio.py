@@ -148,7 +148,7 @@ class DistributedLock(LockBase):
         await drive(self._session.check())
 
     async def renew(self, lease_ttl_s: int | None = None) -> bool:
-        """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
+        """Renew the lease now, for `lease_ttl_s` (default: as granted first). Return ``False`` if lost.
 
         Raises:
             InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.

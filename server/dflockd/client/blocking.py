@@ -168,7 +168,7 @@ class DistributedLock(LockBase):
             drive(self._session.check())
 
     def renew(self, lease_ttl_s: int | None = None) -> bool:
-        """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
+        """Renew the lease now, for `lease_ttl_s` (default: as granted first). Return ``False`` if lost.
 
         The process renews all the time. Call this before something that stops all its threads for
         longer than the lease.

@@ -46,7 +46,7 @@ def test_a_late_grant_whose_lease_has_ended_is_not_believed() -> None:
     played = Played(
         operations.acquire(LEASED, 60),
         granted(10, received=130.25),
-        TimedReply(b"error", 130.25, 130.251),
+        TimedReply(b"error_lease_expired", 130.25, 130.251),
         TimedReply(b"timeout", 130.25, 130.5),
         granted(10, sent=130.5, received=131.0),
     )
@@ -61,9 +61,9 @@ def test_late_grants_end_with_the_time_to_wait() -> None:
     played = Played(
         operations.acquire(LEASED, 20),
         granted(10, received=119.0),
-        TimedReply(b"error", 119.0, 119.001),
+        TimedReply(b"error_lease_expired", 119.0, 119.001),
         granted(10, sent=119.0, received=125.0),
-        TimedReply(b"error", 125.0, 125.001),
+        TimedReply(b"error_lease_expired", 125.0, 125.001),
         TimedReply(b"timeout", 125.0, 125.002),
     )
     assert played.requests[2] == b"l\nkey\n1 10\n"
@@ -72,7 +72,7 @@ def test_late_grants_end_with_the_time_to_wait() -> None:
 
 
 def test_late_grants_without_a_time_to_wait_go_on() -> None:
-    late = granted(10, received=10_000.0), TimedReply(b"error", 10_000.0, 10_000.001)
+    late = granted(10, received=10_000.0), TimedReply(b"error_lease_expired", 10_000.0, 10_000.001)
     played = Played(operations.acquire(LEASED, None), *late, *late, granted(10))
     assert played.requests[2] == played.requests[0] == b"l\nkey\n%d 10\n" % MAX_SECONDS
     assert played.result == Grant(TOKEN, 10, 110.0)
@@ -92,7 +92,7 @@ def test_a_late_renewal_of_a_late_grant_is_not_believed_either() -> None:
 
 def test_a_late_grant_to_a_place_in_the_queue() -> None:
     """There is no other place to go back to."""
-    ended = TimedReply(b"error", 130.0, 130.001)
+    ended = TimedReply(b"error_lease_expired", 130.0, 130.001)
     with pytest.raises(errors.LeaseExpiredError, match="'key' on host:6388"):
         Played(operations.wait(LEASED, 60), granted(10, received=130.0), ended)
     late = TimedReply(b"acquired %b 10" % TOKEN, 100.0, 130.0)
