@@ -70,6 +70,10 @@ class Claims:
         except errors.RemoteError as exc:
             logger.warning("beat: a claim could not be released, its firing may repeat: %s", exc)
 
+    def leave(self) -> None:
+        """Leave the claim to the next leader. A later `confirm` is about another firing."""
+        self._token = None
+
     def left(self, names: Iterable[str]) -> Firing | None:
         """Return the claimed firing that the last leader did not finish, if any.
 

@@ -123,7 +123,9 @@ class Lead:
         The next leader, this beat included, sends what is claimed.
         """
         self.is_over = True
-        if not unsent:
+        if unsent:
+            self._claims.leave()
+        else:
             self._claims.confirm()
 
     def end(self, entry: ScheduleEntry) -> None:

@@ -44,7 +44,7 @@ from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
 from celery_dflock.worker.shutdown import shutdown
-from celery_dflock.worker.slots import slots_of
+from celery_dflock.worker.slots import Slots, slots_of
 from celery_dflock.worker.waiter import Waiter
 from dflockd import clock, errors
 from dflockd.client.pending import PendingAcquires
@@ -90,6 +90,8 @@ class ConsumerWait:
         """In the order of their arrival: those who wait, and those on their way through the pool."""
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
+        self._sends = Errands("dflock-sending")
+        """Sends tasks again and prolongs what they hold as unique: in time, whoever is slow."""
         self._releases = Errands("dflock-releases")
         """Gives back locks of tasks that need several: not behind somebody who is slow."""
         self._may_hold = not isinstance(consumer.pool, SoloPool)
@@ -189,6 +191,7 @@ class ConsumerWait:
         self._pending.close()
         self._waiters.clear()
         self._errands.close()
+        self._sends.close()
         self._releases.close()
         self._inbox.close()
 
@@ -315,7 +318,7 @@ class ConsumerWait:
         if not self._waits_for(waiter, lock):
             return
         if error is None and waiter.is_cut:
-            send = partial(self._errands.run, partial(self._send_again, waiter))
+            send = partial(self._sends.run, partial(self._send_again, waiter))
             self._without_holds(waiter, send)
             return
         self._without_holds(waiter, partial(self._hand, waiter, waiter.verdict(error)))
@@ -356,11 +359,23 @@ class ConsumerWait:
 
     def _look_around(self) -> None:
         """Find those who will never run, those who are over, and those who are late."""
+        self._grow()
+        if isinstance(self._slots, Slots):
+            self._slots.go_on()  # the pool may have grown
         for waiter in tuple(self._waiters):
             try:
                 self._look_at(waiter)
             except Exception:  # of the result backend, for one: the next look may find it well
                 logger.exception("%r could not continue after its wait", waiter.request)
+
+    def _grow(self) -> None:
+        """Have a process for who is next, where Celery's autoscaler counts only tasks that have one."""
+        autoscaler = getattr(self._consumer.controller, "autoscaler", None)
+        if autoscaler is None or self._next != QUEUED or self._slots.value > 0:
+            return
+        if autoscaler.processes < autoscaler.max_concurrency:
+            autoscaler.scale_up(1)
+            self._consumer.pool.maintain_pool()
 
     def _look_at(self, waiter: Waiter) -> None:
         if waiter.is_in_pool:
@@ -375,9 +390,9 @@ class ConsumerWait:
             self._wait_for_turn(waiter)
         elif waiter.is_to_be_sent:
             waiter.is_to_be_sent = False
-            self._errands.run(partial(self._send_again, waiter))
+            self._sends.run(partial(self._send_again, waiter))
         elif waiter.has_unique_to_prolong:
-            self._errands.run(waiter.prolong_unique)
+            self._sends.run(waiter.prolong_unique)
 
     # Which waiter is next.
 

@@ -68,13 +68,13 @@ class Slots:
     def acquire(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Call something once a slot is the caller's."""
         self._waiting.append(partial(callback, *arguments))
-        self._go_on()
+        self.go_on()
 
     def release(self) -> None:
         """Give a slot back."""
         with self._mutex:
             self._acquired = max(0, self._acquired - 1)
-        self._go_on()
+        self.go_on()
 
     def clear(self) -> None:
         """Forget the requests that queue, and those that have acquired a slot."""
@@ -90,15 +90,16 @@ class Slots:
             self._inside.add(request)
             self._acquired = max(0, self._acquired - 1)
         self._begin(request)
-        self._go_on()  # it may be over: it was revoked, or this is the process
+        self.go_on()  # it may be over: it was revoked, or this is the process
 
     def _over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         finally:
-            self._post(self._go_on)  # this is still in the slot that becomes free
+            self._post(self.go_on)  # this is still in the slot that becomes free
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Let those who queue have what is free."""
         while True:
             with self._mutex:
                 if not self._waiting or self._free <= 0:

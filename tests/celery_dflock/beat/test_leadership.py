@@ -35,6 +35,8 @@ class NoClaims:
 
     def confirm(self) -> None: ...
 
+    def leave(self) -> None: ...
+
 
 class LeaseThatEnds:
     """The process is stopped right after the lock server has said that it leads."""
@@ -64,6 +66,18 @@ def test_the_lease_ends_before_the_message_goes_out() -> None:
     with pytest.raises(NotLeadingError, match="its lease has ended"):
         inner.apply_entry(inner.schedule["job"])
     assert not sent
+
+
+def test_the_claim_of_a_firing_that_was_not_sent_outlives_the_next_term(
+    lock_server: LockServer,
+) -> None:
+    claims = Claims("left", settings(app(dflock_servers=[lock_server.address])[0]))
+    firing = Firing("left", "job", datetime.now(UTC))
+    claims.take(firing)
+    for unsent in (True, False):  # in the second one the broker was away, before it was sent again
+        Lead(LeaseThatEnds(), claims, None).give_up(unsent)  # type: ignore[arg-type]
+    assert claims.left(["job"]) == firing
+    claims.clear()
 
 
 def test_a_firing_that_is_sent_again_leaves_its_entry_alone(

@@ -51,6 +51,17 @@ def test_a_worker_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
     assert_in_order(turns(cluster, key, sent))
 
 
+def test_a_worker_that_has_shrunk_to_nothing(cluster: Cluster, key: str) -> None:
+    """Celery's autoscaler does not count who waits: there is a process when the turn comes."""
+    env = {"AUTOSCALE_KEEPALIVE": "1"}
+    with cluster.ready("shrinking", args=("--autoscale", "2,0"), env=env) as worker:
+        with cluster.lock(key):
+            sent = cluster.send(jobs.parked, key, queue=worker.name)
+            cluster.wait_waiters(key, 1)
+            cluster.wait(lambda: "Scaling down" in worker.log_text() or None, "it to shrink")
+        assert sent.get(timeout=PATIENCE) == sent.id
+
+
 def test_processes_that_die_and_are_replaced(cluster: Cluster, key: str) -> None:
     with cluster.ready("dying", args=("--max-tasks-per-child", "1")) as worker:
         with cluster.lock(key):
