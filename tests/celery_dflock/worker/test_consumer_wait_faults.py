@@ -17,7 +17,7 @@ from celery import Celery
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.requester import ANSWER_PATIENCE
 from dflockd.sync_client import DistributedLock
-from examples.demo.stage import LockServer, Redis, wait_until
+from examples.demo.stage import LockServer, Redis, Worker, wait_until
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
 from tests.celery_dflock.reconnects import lose_connections
@@ -51,14 +51,22 @@ def test_a_worker_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
     assert_in_order(turns(cluster, key, sent))
 
 
+def processes_of(worker: Worker) -> int | None:
+    """How many processes the pool of a worker with an autoscaler has; None if it does not say."""
+    node = node_of(worker)
+    said = jobs.app.control.inspect([node]).stats() or {}
+    return said[node]["autoscaler"]["current"] if node in said else None
+
+
 def test_a_worker_that_has_shrunk_to_nothing(cluster: Cluster, key: str) -> None:
     """Celery's autoscaler does not count who waits: there is a process when the turn comes."""
     env = {"AUTOSCALE_KEEPALIVE": "1"}
     with cluster.ready("shrinking", args=("--autoscale", "2,0"), env=env) as worker:
         with cluster.lock(key):
-            sent = cluster.send(jobs.parked, key, queue=worker.name)
+            headers = {"dflock": {"lock_timeout": None}}
+            sent = cluster.send(jobs.parked, key, queue=worker.name, headers=headers)
             cluster.wait_waiters(key, 1)
-            cluster.wait(lambda: "Scaling down" in worker.log_text() or None, "it to shrink")
+            cluster.wait(lambda: processes_of(worker) == 0 or None, "it to shrink")
         assert sent.get(timeout=PATIENCE) == sent.id
 
 
