@@ -291,7 +291,7 @@ class EtcdStore:
         """Send to one endpoint, and give up its connection if it does not answer in time."""
         try:
             return await self._send(send, member, deadline - clock.now())
-        except rpc.AioRpcError as exc:
+        except (rpc.AioRpcError, grpc.aio.UsageError) as exc:  # the latter: it was closed
             error = failure(member, exc)
             if isinstance(error, StoreUnreachableError):
                 self._replace(member)

@@ -23,10 +23,8 @@ from dflockd.table.limits import STEP, Limits
 from dflockd.wire import Rate, Status
 
 BLOCK = 32
-"""So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
-
-AT_ONCE = 4096
-"""So many of one run of a large weight are: nothing joins them, and a record may have 64 KB."""
+"""So many beginnings are recorded together at most: a record on disk is written anew for each that
+joins it, and has a bound (`dflockd.storage.journal.LONGEST`)."""
 
 LATE = 0.0002
 """Seconds by which a place is checked after it is free, because times are not exact numbers."""
@@ -403,7 +401,7 @@ class Rates:
             block = rate.blocks[-1]
             if len(block.times) >= BLOCK:
                 block = self._renewed(rate)
-            more = min(places, AT_ONCE)
+            more = min(places, BLOCK - len(block.times))
             block.times.extend(array("d", (now,)) * more)
             places -= more
             self._note(block)

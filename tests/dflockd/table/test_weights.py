@@ -8,10 +8,11 @@ from collections import deque
 import pytest
 
 from dflockd.cluster import snapshot as snapshots
+from dflockd.storage.journal import LONGEST
 from dflockd.storage.records import decode, encode_rate
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.limits import STEP
-from dflockd.table.rates import AT_ONCE, RateRecord
+from dflockd.table.rates import BLOCK, RateRecord
 from dflockd.wire import (
     ALL,
     Acquire,
@@ -120,7 +121,7 @@ def test_nobody_starves(seed: int) -> None:
     assert len(key.table) == 0
 
 
-@pytest.mark.parametrize("runs", [1, 32, 33, 100, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 5])
+@pytest.mark.parametrize("runs", [1, BLOCK, BLOCK + 1, 100, 4096, 12_293])
 def test_all_places_of_a_large_rate_are_noted_and_free_together(runs: int) -> None:
     site = Site()
     rate = Rate(runs, 1000)
@@ -134,7 +135,9 @@ def test_all_places_of_a_large_rate_are_noted_and_free_together(runs: int) -> No
     assert known is not None
     assert known.free(site.now) == 0
     records = known.kept(site.now)
-    data = b"".join(encode_rate(record, 0) for record in records)
+    encoded = [encode_rate(record, 0) for record in records]
+    assert max(map(len, encoded)) <= LONGEST - 256, "also one of a key with 256 bytes"
+    data = b"".join(encoded)
     read, end = decode(data, 0, len(data), 0)
     assert end == len(data)
     assert sum(len(each.times) for each in read if isinstance(each, RateRecord)) == runs
