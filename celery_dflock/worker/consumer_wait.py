@@ -91,7 +91,7 @@ class ConsumerWait:
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
         self._sends = Errands("dflock-sending")
-        """Sends tasks again and prolongs what they hold as unique: in time, whoever is slow."""
+        """Sends tasks again and prolongs what they hold as unique: even if a receiver is slow."""
         self._releases = Errands("dflock-releases")
         """Gives back locks of tasks that need several: not behind somebody who is slow."""
         self._may_hold = not isinstance(consumer.pool, SoloPool)
