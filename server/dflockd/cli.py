@@ -13,6 +13,7 @@ import random
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,9 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_told = logger.isEnabledFor(logging.DEBUG)
             logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
             return 1
-        finally:
-            # Blocking it would not do: each thread that is left has a mask of its own.
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _in_one_line(exc: Exception) -> str:
@@ -348,12 +346,10 @@ def _begin(settings: Settings, store: EtcdStore | None = None) -> asyncio.Event:
     """Return what is set once the process is to stop."""
     stopped = asyncio.Event()
     _on_signals(stopped)
-    loop, wished = asyncio.get_running_loop(), asyncio.Event()
-    # Not by the loop: when it closes, it has SIGHUP end the process again.
-    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(wished.set))
-    # The handler keeps the event, and the event the task that waits for it.
-    loop.create_task(_reload_when(wished, settings, store))
-    _hold_hangups(False)
+    loop = asyncio.get_running_loop()
+    threading.Thread(
+        target=_reload_on_hangup, args=(loop, settings, store), name="dflockd-reload", daemon=True
+    ).start()
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return stopped
@@ -480,12 +476,30 @@ def _hold_hangups(is_held: bool) -> None:
     signal.pthread_sigmask(how, [signal.SIGHUP])
 
 
-async def _reload_when(wished: asyncio.Event, settings: Settings, store: EtcdStore | None) -> None:
-    """Reload each time that it is wished; a burst is one wish, for it would hold up all clients."""
+def _reload_on_hangup(
+    loop: asyncio.AbstractEventLoop, settings: Settings, store: EtcdStore | None
+) -> None:
+    """Reload for each SIGHUP; those that come meanwhile are one.
+
+    Every thread holds them back, and this one takes them: a handler would run once for each, and a
+    storm of them would leave the server no time, not even for its end.
+    """
+    done = threading.Event()
+
+    def reload() -> None:
+        try:
+            _reload(settings, store)
+        finally:
+            done.set()
+
     while True:
-        await wished.wait()
-        wished.clear()
-        _reload(settings, store)
+        signal.sigwait([signal.SIGHUP])
+        done.clear()
+        try:
+            loop.call_soon_threadsafe(reload)
+        except RuntimeError:  # The loop is closed: the process ends.
+            return
+        done.wait()
 
 
 def _reload(settings: Settings, store: EtcdStore | None) -> None:
