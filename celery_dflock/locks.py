@@ -132,6 +132,11 @@ class LocksBase(Generic[L]):
         states = {lock.state for lock in self._locks}
         return next(state for state in _WORST_FIRST if state in states)
 
+    @property
+    def lost(self) -> L | None:
+        """The first that is lost, if one is."""
+        return next((lock for lock in self._locks if lock.state == "lost"), None)
+
     def has(self, key: str) -> bool:
         """Whether one of them is held, or may be."""
         return any(lock.key == key and is_kept(lock) for lock in self._locks)

@@ -58,9 +58,9 @@ class Loss(Interruptible):
     def happened(self, lock: LockBase) -> None:
         """Interrupt the body, or log that it continues without its lock. Runs on the renewal thread.
 
-        Of several locks, the first that is lost counts.
+        Of several locks, the first that is lost counts. Before the body who runs it looks himself.
         """
-        if self._is_told:
+        if self._is_told or not self.has_begun:
             return
         self._is_told = True
         plan, lost = self._plan, self._plan.options.lost

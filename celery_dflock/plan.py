@@ -242,11 +242,6 @@ class Plan:
         header = self.header
         return bool(header.attempt or header.redelivery or header.outage or header.paused)
 
-    @property
-    def is_tried_again(self) -> bool:
-        """Whether any attempt came before."""
-        return bool(self.request.retries) or self.is_sent_again
-
 
 def _maker(ttl: int, settings: Settings, limits: Limits) -> Callable[..., DistributedLock]:
     """Return what makes the locks of a task that have these limits; see `Maker`."""

@@ -8,7 +8,12 @@ from functools import partial
 from typing import Any
 
 from celery_dflock import gate, superseding
-from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError, SupersededError
+from celery_dflock.exceptions import (
+    LockLostError,
+    LockNotAcquiredError,
+    LockUnavailableError,
+    SupersededError,
+)
 from celery_dflock.held import TaskLock, running
 from celery_dflock.identity import label_of
 from celery_dflock.locks import Locks
@@ -90,7 +95,7 @@ def _run(
 
 def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> Any:
     if brought is not None:
-        brought.begin(plan.options, plan.is_tried_again)
+        brought.begin()
     try:
         loss.concerns(locks)
         running.set(locks)
@@ -104,6 +109,8 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
                 locks.listen(loss.supersede)
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything
+            elif (lost := locks.lost) is not None:
+                loss.happened(lost)  # ... or to be told
             if plan.options.is_rated:
                 locks.begin()
             return plan.body()
@@ -231,10 +238,27 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
             return TimedOut(LockNotAcquiredError(each, why))
     refused = locks.acquire(ticket, partial(_reserve, plan))
     if refused is None:
-        return None
+        return _lost_meanwhile(locks)
     seconds, said = locks.timeout, locks.reservation
     waited = f"waited {seconds} s (lock_timeout)" if seconds else ""
     return _timed_out(locks, refused, waited, Kept.of(locks.ticket, said and said.away_s))
+
+
+def _lost_meanwhile(locks: Locks) -> Overtaken | None:
+    """Look whether the first of several keys was lost while another was waited for.
+
+    The body has not begun: that is no loss, and the task waits for all of them anew.
+    """
+    if len(locks.keys) == 1:
+        return None
+    try:
+        locks.check()
+    except LockLostError as exc:
+        locks.release()
+        return Overtaken(
+            LockNotAcquiredError(exc.key, "it was lost while another key was waited for")
+        )
+    return None
 
 
 def _reserve(plan: Plan) -> Reservation | None:

@@ -133,6 +133,12 @@ class LockedTask(Task):
             lambda **more: publish(**{**options, **more}),
         )
 
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Try the task again, as `celery.Task.retry` does; ``headers`` are added to those before."""
+        if "headers" in options:
+            options["headers"] = header.of_retry(self.request, options["headers"])
+        return super().retry(*args, **options)
+
     def lock_keys(self, *args: Any, **kwargs: Any) -> list[LockKey]:
         """Return the keys that a call with these arguments locks, in order: ``dflock()`` takes them.
 

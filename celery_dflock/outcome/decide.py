@@ -27,12 +27,16 @@ from celery_dflock.outcome.types import (
 )
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_conflict, task_superseded
+from dflockd import errors
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 5.0
 """Seconds before a task asks a server that is away again.
 
 The pause doubles from one to the other, and a random half of it is cut off.
 """
+
+_HAS_HOLDERS = {each.__name__ for each in (errors.LimitMismatchError, errors.MaxWaitersError)}
+"""What a server says that does not grant a lock because others hold it; see `Unavailable.refused`."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -131,10 +135,12 @@ def _send_again(plan: Plan, it: TimedOut, header: Header, number: int) -> NoRetu
 def end_unavailable(plan: Plan, it: Unavailable) -> Any:
     """Do what ``dflock_unavailable`` says, and return the result of the task.
 
-    A redelivery never fails: the failure would be stored under the id of the other run.
+    A redelivery never fails: the failure would be stored under the id of the other run. Nor does it
+    run without its lock, beside that run; and nobody does beside holders that the server knows.
     """
     verdict = plan.settings.unavailable
-    if verdict == "requeue" or (verdict == "fail" and plan.header.redelivery):
+    has_holders = verdict == "run" and it.refused in _HAS_HOLDERS
+    if verdict == "requeue" or plan.header.redelivery or has_holders:
         send_again_soon(plan, it)
     if verdict == "fail":
         raise it.error

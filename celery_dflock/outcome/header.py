@@ -163,6 +163,13 @@ def said_of(
     return {**(headers or {}), RUN: {**own, "id": task_id, name: value}}
 
 
+def of_retry(request: Context, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the headers of a retry that names its own: what was said of the task stays said."""
+    before = request.headers or {}
+    said = {name: before[name] for name in (HEADER, RUN, FIRING) if name in before}
+    return {**said, **(given or {}), **{name: said[name] for name in (RUN, FIRING) if name in said}}
+
+
 def is_firing(request: Context) -> bool:
     """Whether a message is a firing. What a firing sends is none, though it may copy its headers."""
     headers = request.headers

@@ -28,6 +28,8 @@ class First(NamedTuple):
     """Empty if the label does not say."""
     fence: int
     holder: str
+    is_a_run: bool
+    """Whether a process has it; else it is on its way to one."""
 
 
 def lock_on(key: str, app_settings: Settings, ttl: int, label: str) -> DistributedLock:
@@ -55,5 +57,10 @@ def first_of(lock: DistributedLock) -> First | None:
     """Return who holds it; ``None`` if nobody does."""
     for holder in lock.inspect()["holders"]:
         task_id = _LABEL.match(holder["label"])
-        return First(task_id[1] if task_id else "", holder["fence"], describe(holder))
+        return First(
+            task_id[1] if task_id else "",
+            holder["fence"],
+            describe(holder),
+            bool(holder["conn_id"]),
+        )
     return None

@@ -82,7 +82,7 @@ def send(
         except (errors.RemoteError, errors.LockTimeoutError) as exc:
             sender.warn(exc)
         else:
-            if first is not None and (first.task_id or options.duplicate != "coalesce"):
+            if first is not None and first.task_id:
                 return sender.refuse(first, message)
             if first is None:
                 headers = sender.headers(headers)
@@ -151,7 +151,7 @@ class _Sender:
             first = first_of(lock)
             if first is None:
                 continue
-            if self._options.duplicate != "replace":
+            if self._options.duplicate != "replace" or not first.task_id:
                 return first
             self._oust(first)
         why = f"lock {lock.key!r} on {lock.server} keeps changing hands"

@@ -66,22 +66,22 @@ class Carried:
         """Make the lock that of this process, so that it ends with that; ``False`` if it is over."""
         return is_kept(self._lock) or bool(self._ask(partial(self._lock.adopt, self._token)))
 
-    def begin(self, options: LockOptions, is_tried_again: bool = False) -> None:
+    def begin(self) -> None:
         """Make sure that the lock is that of this process, for the task is about to run; or end it.
 
         Raises:
             Ignore: the task was replaced by a newer one, and is revoked.
         """
         self._has_begun = True
-        replaceable = options.duplicate == "replace"
         held = self.take()
         if self._until == "until_executing":
             held = self._lock.release()
-        elif held and (replaceable or is_tried_again):
-            # The run that has sent this one again may have detached the lock after it was taken
-            # here; but before it gave back the other lock, which is held by now.
+        elif held:
+            # It may have been replaced while it waited for the other lock. Or the run that has sent
+            # it again has detached the lock after it was taken here; but before it gave back the
+            # other lock, which is held by now.
             held = bool(self._ask(self._lock.renew))
-        if not held and replaceable:
+        if not held:
             self._check_replaced()
 
     def end(self, exc: BaseException | None, options: LockOptions) -> None:
@@ -95,7 +95,7 @@ class Carried:
         if _goes_on(exc):
             if held:
                 self._ask(partial(self._lock.detach, options.unique_ttl))
-        elif not (held and self._lock.release()) and options.duplicate == "replace":
+        elif not (held and self._lock.release()):
             self._ask(self._unmark)  # replaced while it ran already: no worker receives it again
 
     def prolong(self, ttl: int) -> None:
@@ -110,6 +110,12 @@ class Carried:
         """Release the lock: the task will never run."""
         if self.take():
             self._lock.release()
+
+    def free_unless_it_runs(self) -> None:
+        """Release the lock of a redelivery that will never run; but not that of its first delivery."""
+        first = self._ask(partial(first_of, self._lock))
+        if first is not None and not first.is_a_run:
+            self.free()
 
     @property
     def _name(self) -> str:
@@ -209,7 +215,8 @@ def free_revoked(sender: Task, request: Context, **_: Any) -> None:
     """Give back the lock of a task that will not run, on a thread: the worker must not wait."""
     ours = header.unique_of(request)
     if ours is not None:
-        _errands.run(Carried(sender, request, ours, MOMENT, settings(sender.app)).free)
+        brought = Carried(sender, request, ours, MOMENT, settings(sender.app))
+        _errands.run(brought.free_unless_it_runs if _is_redelivery(request) else brought.free)
 
 
 signals.task_revoked.connect(free_revoked, dispatch_uid="celery_dflock.free_revoked")

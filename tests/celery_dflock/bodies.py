@@ -168,6 +168,9 @@ END: dict[str, Callable[[Task], Any]] = {
     "retry slowly": _retry_then_clean_up,
     "retry if lost": _retry_if_lost,
     "retry later": lambda self: self.request.retries or _raise(self.retry(countdown=0.5)),
+    "retry with headers": lambda self: (
+        self.request.retries or _raise(self.retry(countdown=0.5, headers={"x-own": "1"}))
+    ),
     "retry aside": lambda self: (
         self.request.retries or _raise(self.retry(countdown=0, queue=ASIDE))
     ),

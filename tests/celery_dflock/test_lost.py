@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.app.task import Context
+from celery.app.trace import build_tracer
 
 from celery_dflock import LockedTask, LockLostError, TaskLock, current_lock
 from celery_dflock.loss import Loss
+from celery_dflock.outcome.types import Overtaken
 from celery_dflock.plan import Plan
+from celery_dflock.run import acquire, locks_of
 from celery_dflock.signals import lock_acquired, lock_lost
 from celery_dflock.worker.interrupt import SIGNAL, Interruptible
 from dflockd import admin
@@ -134,6 +139,84 @@ def test_lost_before_the_body_begins(directory: Path, key: str) -> None:
     assert not ran
 
 
+def test_lost_while_it_looks_whether_it_has_run(
+    own_server: LockServer, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body begins all the same, as it would go on; but who is to be told is told with the lock."""
+    app = Celery("looks", result_backend="cache+memory://", set_as_current=False)
+    app.conf.dflock_servers = [own_server.address]
+    told, known = list[str](), threading.Event()
+
+    @app.task(
+        name=key,
+        base=LockedTask,
+        lock_key=key,
+        lock_ttl=jobs.SHORT,
+        lock_lost=lambda _, lock: told.append(lock.state),
+        shared=False,
+    )
+    def task() -> str:
+        return "ended"
+
+    def lose(*_: Any, **__: Any) -> dict[str, Any]:
+        fences = [each["fence"] for each in admin.inspect(own_server.address, key)["holders"]]
+        if fences:
+            assert admin.evict(own_server.address, key, fences[0])
+            assert known.wait(PATIENCE)
+        return {"status": "PENDING", "result": None}
+
+    def happened(loss: Loss, lock: DistributedLock, happened: Any = Loss.happened) -> None:
+        happened(loss, lock)
+        known.set()
+
+    monkeypatch.setattr(type(app.backend), "get_task_meta", lose)
+    monkeypatch.setattr(Loss, "happened", happened)
+    request = {"id": key, "args": [], "kwargs": {}, "headers": {}, "retries": 0}
+    info = {"delivery_info": {"redelivered": True}, "is_eager": False}
+    traced = build_tracer(key, app.tasks[key], app=app)(key, (), {}, {**request, **info})
+    assert (traced[0], traced[1]) == ("ended", None)
+    assert told == ["lost"]
+
+
+@pytest.mark.parametrize("lost", ["raise", "warn"])
+def test_the_first_is_lost_while_the_second_is_waited_for(
+    own_server: LockServer, key: str, lost: str
+) -> None:
+    """It waits for both anew: the body has not begun, so that there is nothing to lose."""
+    app = Celery("anew", set_as_current=False)
+    app.conf.dflock_servers = [own_server.address]
+    keys, known = [f"{key}:a", f"{key}:b"], threading.Event()
+
+    @app.task(
+        name=key,
+        base=LockedTask,
+        lock_key=keys,
+        lock_ttl=jobs.SHORT,
+        lock_timeout=jobs.LONG,
+        lock_lost=lost,
+        shared=False,
+    )
+    def task() -> None: ...
+
+    plan = Plan(app.tasks[key], Context(id="1"), task.run, (), {}, app.tasks[key]._bound())
+    locks = locks_of(plan, lambda _: known.set())
+    with ThreadPoolExecutor() as pool, DistributedLock(keys[1], 0, 30, [own_server.address]):
+        waits = pool.submit(acquire, plan, locks)
+        wait_until(
+            lambda: admin.inspect(own_server.address, keys[1])["waiters"] or None,
+            PATIENCE,
+            lambda: "it does not wait",
+        )
+        [holder] = admin.inspect(own_server.address, keys[0])["holders"]
+        assert admin.evict(own_server.address, keys[0], holder["fence"])
+        assert known.wait(PATIENCE)
+    refusal = waits.result(PATIENCE)
+    assert isinstance(refusal, Overtaken)
+    assert refusal.error.key == keys[0]
+    assert locks.state == "free"
+    assert not admin.inspect(own_server.address, keys[1])["holders"]
+
+
 def test_a_function_is_told_and_the_task_goes_on(own_server: LockServer, key: str) -> None:
     app = Celery("told", set_as_current=False)
     app.conf.dflock_servers = [own_server.address]
@@ -173,6 +256,7 @@ def test_the_first_lock_that_is_lost_counts(key: str) -> None:
 
     lock_lost.connect(lost)
     loss = Loss(Plan(task, Context(id="1"), task.run, (), {}, task._bound()))
+    loss.has_begun = True
     for each in (DistributedLock("a"), DistributedLock("b")):
         loss.happened(each)
     assert told == ["a"]

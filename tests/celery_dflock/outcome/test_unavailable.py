@@ -6,12 +6,19 @@ import contextlib
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 
 from celery_dflock import LockedTask, LockUnavailableError, current_lock
-from celery_dflock.outcome.decide import LONGEST_PAUSE
+from celery_dflock.outcome.decide import LONGEST_PAUSE, decide
+from celery_dflock.outcome.header import RUN
+from celery_dflock.outcome.requeue import RedeliveryRequeued
+from celery_dflock.outcome.types import Unavailable
+from celery_dflock.plan import Plan
+from celery_dflock.run import acquire, locks_of
 from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker
@@ -195,6 +202,42 @@ def test_fail(unavailable: str | None, closed_port: int) -> None:
         task.apply().get()
     assert failure.value.key == "the-key"
     assert not ran
+
+
+def test_it_does_not_run_beside_holders_that_the_server_knows(tmp_path: Path, key: str) -> None:
+    with LockServer(tmp_path, "--max-waiters", "1") as server:
+        app = Celery("full", set_as_current=False)
+        app.conf.update(dflock_servers=[server.address], dflock_unavailable="run")
+
+        @app.task(base=LockedTask, lock_key=key, shared=False)
+        def task() -> None:
+            pytest.fail("it runs beside the holder")
+
+        holder = DistributedLock(key, 0, 30, [server.address])
+        waiter = DistributedLock(key, 0, 30, [server.address])
+        with holder:
+            assert waiter.enqueue() == "queued"
+            with pytest.raises(LockUnavailableError, match="max-waiters"):
+                task.apply(throw=True)
+            waiter.release()
+
+
+@pytest.mark.parametrize("unavailable", ["run", "fail"])
+def test_a_redelivery_that_has_met_its_run_is_requeued(closed_port: int, unavailable: str) -> None:
+    app = app_without_server(unavailable, closed_port)
+    app.conf.broker_url = "memory://"
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False)
+    def task() -> None:
+        pytest.fail("it runs beside its first delivery")
+
+    headers = {RUN: {"id": "its-id", "redelivery": 1, "retries": 0}}
+    request = Context(id="its-id", headers=headers, retries=0, delivery_info={})
+    plan = Plan(task, request, task.run, (), {}, task._bound())
+    refusal = acquire(plan, locks_of(plan, lambda _: None))
+    assert isinstance(refusal, Unavailable)
+    with pytest.raises(RedeliveryRequeued):
+        decide(plan, refusal)
 
 
 def test_run_if_wanted(closed_port: int, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Task, chain, chord, group
+from celery.result import EagerResult
 
 from celery_dflock import LockKeyError
 from celery_dflock.outcome.header import RUN
@@ -191,13 +192,16 @@ def test_keys_of_different_tasks_and_lists_differ(cluster: Cluster, key: str) ->
     assert len(sent) == 4
 
 
+@pytest.mark.parametrize("duplicate", ["coalesce", "raise", "skip", "replace"])
 def test_held_by_somebody_who_is_no_task(
-    cluster: Cluster, key: str, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, key: str, caplog: pytest.LogCaptureFixture, duplicate: str
 ) -> None:
-    task = own_task(own_app(cluster.lock_server), "foreign", lock_key=key)
-    with cluster.lock(f"unique:foreign:{key}"):
+    app = own_app(cluster.lock_server)
+    task = own_task(app, "foreign", lock_key=key, lock_duplicate=duplicate)
+    with cluster.lock(f"unique:foreign:{key}") as lock:
         sent = task.delay(1)
-    assert sent.id
+        assert lock.renew()
+    assert not isinstance(sent, EagerResult)
     assert f"task foreign[{sent.id}] is sent without lock_unique" in caplog.text
 
 

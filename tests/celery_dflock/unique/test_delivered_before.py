@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Retry
+from celery.result import AsyncResult
+from celery.signals import task_revoked
 
 from celery_dflock import LockedTask
 from celery_dflock.outcome.header import RUN
+from celery_dflock.unique.run import _errands
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
+from tests.celery_dflock.processes import PATIENCE
 from tests.celery_dflock.unique.support import own_app
 from tests.celery_dflock.unique.test_failed_before import run, send
 
@@ -64,3 +70,38 @@ def test_it_stays_with_the_retry_when_a_redelivery_of_the_run_that_sent_it_is_dr
     for _ in range(2):
         run(task, sent, key, headers, redelivered=True, routing_key=key)
         assert seconds_left(lock_server, task) > 2 * EXPIRES
+
+
+def revoke(task: Task, sent: AsyncResult, headers: dict[str, Any], **info: Any) -> None:
+    """Do as a worker does that has received the task, and finds it revoked or expired."""
+    request = Context(id=sent.id, headers={RUN: headers[RUN]}, delivery_info=info)
+    task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=True)
+    done = threading.Event()
+    _errands.run(done.set)
+    assert done.wait(PATIENCE)
+
+
+def test_it_stays_with_the_run_whose_redelivery_is_revoked(
+    lock_server: LockServer, key: str
+) -> None:
+    app = own_app(lock_server, result_backend="cache+memory://")
+    left = list[float]()
+
+    @app.task(
+        name="runs." + key.replace(":", "-"),
+        base=LockedTask,
+        lock_unique="until_executed",
+        shared=False,
+    )
+    def runs(_: str) -> None:
+        revoke(runs, sent, headers, redelivered=True)
+        left.append(seconds_left(lock_server, runs))
+
+    sent, headers = send(runs, key)
+    run(runs, sent, key, headers)
+    assert sent.state == "SUCCESS"
+    assert left
+
+    sent, headers = send(runs, key)
+    revoke(runs, sent, headers, redelivered=True)
+    assert send(runs, key)[0].id != sent.id, "nobody had it any more"

@@ -87,6 +87,22 @@ def test_replace(cluster: Cluster, parked: Parked, key: str, task: Task) -> None
     assert marks(cluster, first, second, third) == []
 
 
+@pytest.mark.parametrize("task", [jobs.until_executed, jobs.until_executing])
+def test_replaced_by_a_call_that_says_so_itself(
+    cluster: Cluster, parked: Parked, key: str, task: Task
+) -> None:
+    first = cluster.send(task, key, queue=parked.name)
+    headers = {"dflock": {"lock_duplicate": "replace"}}
+    second = cluster.send(task, key, queue=parked.name, headers=headers)
+    parked.deliver()
+
+    with pytest.raises(TaskRevokedError, match=f"replaced by {second.id}"):
+        first.get(timeout=PATIENCE)
+    second.get(timeout=PATIENCE)
+    wait_over(cluster, task, key)
+    assert marks(cluster, first, second) == []
+
+
 def test_several_set_out_to_replace_one(cluster: Cluster, parked: Parked, key: str) -> None:
     first = cluster.send(jobs.replacing, key, queue=parked.name)
     second = cluster.send(jobs.replacing, key, queue=parked.name)

@@ -103,7 +103,12 @@ def test_over_with_its_end(cluster: Cluster, key: str, gate: Path, then: str) ->
 
 
 @pytest.mark.parametrize(
-    ("task", "then"), [(jobs.until_executed, "retry later"), (jobs.unique_retried, "raise once")]
+    ("task", "then"),
+    [
+        (jobs.until_executed, "retry later"),
+        (jobs.until_executed, "retry with headers"),
+        (jobs.unique_retried, "raise once"),
+    ],
 )
 def test_goes_on_through_retries(
     cluster: Cluster, parked: Parked, key: str, task: Task, then: str
