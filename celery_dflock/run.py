@@ -110,7 +110,7 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything
             elif (lost := locks.lost) is not None:
-                loss.happened(lost)  # ... or to be told
+                loss.happened(lost)  # what came too early to be told
             if plan.options.is_rated:
                 locks.begin()
             return plan.body()
