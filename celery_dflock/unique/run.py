@@ -76,7 +76,7 @@ class Carried:
         held = self.take()
         if self._until == "until_executing":
             held = self._lock.release()
-        elif held:
+        elif self._lock.held:  # in doubt nobody could answer
             # It may have been replaced while it waited for the other lock. Or the run that has sent
             # it again has detached the lock after it was taken here; but before it gave back the
             # other lock, which is held by now.

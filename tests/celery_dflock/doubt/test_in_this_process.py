@@ -125,7 +125,7 @@ def test_lock_unique_in_doubt(app: Celery, server: LockServer, key: str) -> None
     carried.take()
     server.kill()
     wait_in_doubt(carried._lock)
-    carried.begin(task._lock_options)
+    carried.begin()
     with back_in(server, 0.3):
         carried.end(Retry(), task._lock_options)
     [holder] = admin.inspect(server.address, key)["holders"]
