@@ -135,11 +135,23 @@ def refuse_items(task: Task, method: str) -> None:
         )
 
 
-def refuse_item(task: Task) -> None:
-    """Refuse a direct call if it is that of an item; see `refuse_items`."""
+def refuse_of_celery(task: Task, args: tuple[Any, ...]) -> None:
+    """Refuse a direct call if it is one of Celery's: of an item, or of an errback with its error.
+
+    For items see `refuse_items`. An errback of several parameters is called as a function where the
+    other task has failed; one of one parameter is sent, and locks.
+
+    Raises:
+        NotImplementedError: one line says what to do instead.
+    """
     caller = task.app.current_task
     if caller is not None and caller.name in ITEMS_OF:
         refuse_items(task, ITEMS_OF[caller.name])
+    if args and isinstance(args[0], Context) and settings(task.app).enabled:
+        raise NotImplementedError(
+            f"task {task.name}: Celery would run it without its lock, since it is a link_error with "
+            "several parameters: give it one, the id of the task that has failed"
+        )
 
 
 def is_of_celery(task: type[Task]) -> bool:
@@ -192,7 +204,7 @@ def _outermost(task: type[Task], call: Callable[..., Any]) -> Callable[..., Any]
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = self.request
         if request.called_directly:
-            refuse_item(self)
+            refuse_of_celery(self, args)
         elif run_of(request) is None:
             return self._run_locked(request, functools.partial(call, self), args, kwargs)
         # A direct call, or one in the body of the task itself: both as Celery does them.
@@ -272,7 +284,7 @@ def _find(task: type[Task], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ru
     bound = task._bound()
     if not bound.is_locked:
         return None
-    names = bound.keys_of(task.app.tasks[task.name], args, kwargs)
+    names = bound.keys_of(task.app.tasks[bound.name], args, kwargs)
     with _mutex:
         for run in tuple(_runs):
             if run.task is task and run.locks.keys == names and not run.has_ended:

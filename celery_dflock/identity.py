@@ -16,19 +16,20 @@ AgedOwner: TypeAlias = tuple[str, int, int]
 """The same, and its age, by which the newest wins."""
 
 
-def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str], Owner]:
+def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str, int], Owner]:
     """Return what says who a run of a task is, wherever its message is delivered.
 
     It is given the id of the task, the number of the attempt and the audience: of a message that each
     worker gets, which of them; else nothing. `Task.replace` keeps the id, so that the name counts as
-    well; `prefix` keeps applications apart.
+    well, and how often it was called; `prefix` keeps applications apart.
     """
     begun = blake2b(f"{prefix}\0{task_name}\0".encode("utf-8", "surrogatepass"), digest_size=16)
 
-    def owner(task_id: str, attempt: int, audience: str) -> Owner:
+    def owner(task_id: str, attempt: int, audience: str, nesting: int) -> Owner:
         digest = begun.copy()
         # An id may be a UUID: Celery sends it as it is.
-        digest.update(f"{task_id}\0{audience}".encode("utf-8", "surrogatepass"))
+        place = f"\0{nesting}" if nesting else ""
+        digest.update(f"{task_id}\0{audience}{place}".encode("utf-8", "surrogatepass"))
         return digest.hexdigest(), attempt
 
     return owner

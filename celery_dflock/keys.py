@@ -11,6 +11,7 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -65,8 +66,9 @@ class KeyTemplate(string.Formatter):
         self._start, self._fields = self._parts(text)
         self.arguments = tuple(re.split(r"[.[]", field.path)[0] for field in self._fields)
         for field, name in zip(self._fields, self.arguments, strict=True):
-            if name not in signature.parameters and not (self._rest and name.isidentifier()):
-                known = ", ".join(signature.parameters) or "none"
+            is_known = name in signature.parameters or (self._rest and name.isidentifier())
+            if not is_known or name == self._rest:
+                known = ", ".join(n for n in signature.parameters if n != self._rest) or "none"
                 raise ValueError(
                     f"{{{field.path}}} names no argument of the task (it has: {known})"
                 )
@@ -110,9 +112,7 @@ class KeyTemplate(string.Formatter):
         key = self._start
         for field in self._fields:
             # Nearly every one is a name.
-            value = (
-                format(arguments[field.path]) if field.is_name else self._value(field, arguments)
-            )
+            value = _text(arguments[field.path]) if field.is_name else self._value(field, arguments)
             if field is self._fields[-1]:
                 # Nothing comes after it but what is always there.
                 return key + encode(value) + field.end
@@ -121,13 +121,13 @@ class KeyTemplate(string.Formatter):
 
     def fill(self, value: Any) -> str:
         """Fill in the argument that is the `only` one."""
-        return self._start + encode(format(value)) + self._end
+        return self._start + encode(_text(value)) + self._end
 
     def _value(self, field: _Field, arguments: Mapping[str, Any]) -> str:
         conversion: Any = field.conversion
         value, _ = self.get_field(field.path, (), arguments)
         spec = self.vformat(field.spec, (), arguments)  # it may have fields of its own
-        return str(self.format_field(self.convert_field(value, conversion), spec))
+        return str(self.format_field(self.convert_field(_as_sent(value), conversion), spec))
 
 
 class _Field(NamedTuple):
@@ -139,6 +139,20 @@ class _Field(NamedTuple):
     spec: str
     conversion: str | None
     end: str
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else format(_as_sent(value))
+
+
+def _as_sent(value: Any) -> Any:
+    """Return what a message makes of a value: in the worker that is all there is."""
+    if isinstance(value, Enum | tuple | list | dict):
+        try:
+            return json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            pass  # another serializer may send it
+    return value
 
 
 def _until(end: str, value: str) -> str:
@@ -204,7 +218,7 @@ def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
         LockKeyError: the arguments cannot be written as JSON, so they make no stable key.
     """
     try:
-        text = json.dumps(dict(arguments), sort_keys=True)
+        text = json.dumps(_as_sent(dict(arguments)), sort_keys=True)
     except (TypeError, ValueError) as exc:
         raise LockKeyError(
             task_name, f"its arguments cannot be written as JSON ({exc}): set lock_key"

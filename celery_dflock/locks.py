@@ -180,6 +180,23 @@ class Locks(LocksBase[DistributedLock]):
         """Whether one of them, or of those that their task was called under, is held, or may be."""
         return self.has(key) or (self.outer is not None and self.outer.has_under(key))
 
+    def kept_by_caller(self) -> LockKey | None:
+        """The first key of which those that this task was called under leave too few slots, if any.
+
+        They wait for this one in the same thread, and would forever.
+        """
+        if self.outer is not None:
+            for lock in self._locks:
+                slots, limit = _share_of(lock)
+                used = self.outer._slots_under(lock.key)
+                if used and used + slots > limit:
+                    return LockKey(lock.key)
+        return None
+
+    def _slots_under(self, key: str) -> int:
+        own = sum(_share_of(lock)[0] for lock in self._locks if lock.key == key and is_kept(lock))
+        return own + (0 if self.outer is None else self.outer._slots_under(key))
+
     def acquire(
         self, ticket: str | None = None, reserve: ReserveFunction | None = None
     ) -> str | None:
@@ -373,6 +390,13 @@ class Locks(LocksBase[DistributedLock]):
     def look(self, key: str) -> Look:
         """Ask what the server knows of a key."""
         return Look.at(next(lock for lock in self._locks if lock.key == key))
+
+
+def _share_of(lock: LockBase) -> tuple[int, int]:
+    """Return how many slots a lock takes, and of how many. In groups: all, for each has its own few."""
+    if not isinstance(lock, DistributedSemaphore) or lock.group is not None:
+        return 1, 1
+    return lock.limit if lock.weight == "all" else lock.weight, lock.limit
 
 
 def is_kept(lock: LockBase) -> bool:

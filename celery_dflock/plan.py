@@ -46,6 +46,7 @@ class Bound:
 
     Attributes:
         task: as given, and so are `options` and `read`.
+        name: the name of the task.
         settings: the settings of the app.
         is_locked: whether its runs take locks at all.
         is_cluster: whether their servers are a cluster.
@@ -64,7 +65,9 @@ class Bound:
         self.make_lock = self.maker(options.limits or ASKS_ONLY)
         self.read = read
         self.is_outermost = gate.is_outermost(task)
-        self._owner = runs_of(task.name, self.settings.key_prefix)
+        # Celery gives a class without a name one at its instance, which is made of this.
+        self.name = task.name or task.app.gen_task_name(task.__name__, task.__module__)
+        self._owner = runs_of(self.name, self.settings.key_prefix)
         # What is where does not change: the queues of an app keep their names.
         self._is_for_all = lru_cache(ORIGINS)(partial(delivery.is_for_all, task.app))
         self._only_key = options.only_key() if options.limits is not None else None
@@ -122,7 +125,9 @@ class Bound:
         # What each worker gets for itself is not one message delivered to several.
         is_for_all = self._is_for_all(info.get("exchange") or "", info.get("routing_key") or "")
         audience = request.hostname or "" if is_for_all else ""
-        return self._owner(request.id, request.retries or 0, audience)
+        # What a task puts in its own place (`Task.replace`) has its id, and may be the same task.
+        nesting = request.replaced_task_nesting or 0
+        return self._owner(request.id, request.retries or 0, audience, nesting)
 
     def asks_as(self, request: Context, age: int) -> Owner | AgedOwner:
         """Return the same, with an age by which the newest wins; 0 is none."""

@@ -232,10 +232,9 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
     key, ticket = plan.keys[0], plan.header.ticket
     if locks.heeds_shutdown and shutdown.begun:
         return ShuttingDown(LockNotAcquiredError(key, "the worker is shutting down"), ticket)
-    if (outer := locks.outer) is not None:
-        for each in filter(outer.has_under, plan.keys):
-            why = "it is held by a task in the same thread that waits for this one"
-            return TimedOut(LockNotAcquiredError(each, why))
+    if (kept := locks.kept_by_caller()) is not None:
+        why = "it is held by a task in the same thread that waits for this one"
+        return TimedOut(LockNotAcquiredError(kept, why))
     refused = locks.acquire(ticket, partial(_reserve, plan))
     if refused is None:
         return _lost_meanwhile(locks)

@@ -121,7 +121,7 @@ class LockedTask(Task):
         if (
             lock_options.unique is None
             or any(counted_on.values())
-            or any(options.get(name) for name in ("group_id", "chord", "chain"))
+            or any(options.get(name) for name in ("group_id", "chord", "chain", "parent_id"))
         ):
             return publish(**counted_on, **options)
         return unique.send(
@@ -175,14 +175,19 @@ class LockedTask(Task):
     ) -> AsyncResult:
         task_id = task_id or uuid()
         if task_id != self.request.id:  # else this run sends itself again, as old as it is
-            headers = headers_with_age(self, bound, args, kwargs, headers, task_id)
+            try:
+                headers = headers_with_age(self, bound, args, kwargs, headers, task_id)
+            except Exception:
+                # A callback whose parent has done its work, and would fail: it fails where it arrives.
+                if not options.get("parent_id"):
+                    raise
         return publish(task_id=task_id, headers=headers, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""
         request = self.request
         if request.called_directly:
-            gate.refuse_item(self)
+            gate.refuse_of_celery(self, args)
             return super().__call__(*args, **kwargs)
         run = gate.run_of(request)
         if run is None:

@@ -660,6 +660,27 @@ def test_its_own_call_has_the_lock(lock_server: LockServer, key: str) -> None:
     assert add(make_app(lock_server), base=Own, lock_key="{key}").delay(key).get() == ([], key)
 
 
+def test_a_class_without_a_name(lock_server: LockServer, key: str) -> None:
+    """Celery gives it one, at its instance."""
+
+    class Locked(LockedTask, RunInThreadTask):
+        abstract = True
+
+    class Nameless(Locked):
+        lock_key = "{key}"
+
+        def run(self, key: str) -> str | None:
+            lock = current_lock()
+            return lock.key if lock else None
+
+    app = make_app(lock_server)
+    signals.worker_init.send(sender=None)
+    try:
+        assert app.register_task(Nameless()).delay(key).get() == key
+    finally:
+        signals.worker_shutdown.send(sender=None)
+
+
 def test_a_class_that_is_derived_from_a_task(lock_server: LockServer, key: str) -> None:
     class First(PoliteLocked):
         name = "first"

@@ -248,6 +248,17 @@ def test_an_owner_is_the_same_in_all_versions(
     assert task._bound().owner_of(request) == (digest, message["retries"])
 
 
+def test_what_a_task_puts_in_its_own_place_is_another_owner() -> None:
+    """It has its id and its number of retries, and often its name: it is no second delivery of it."""
+    task = a_task(an_app())
+    message = {"id": "1", "retries": 0, "delivery_info": {}}
+    owners = {
+        task._bound().owner_of(Context({**message, "replaced_task_nesting": nesting}))
+        for nesting in (None, 0, 1, 2)
+    }
+    assert len(owners) == 3
+
+
 def test_what_comes_from_a_queue_that_is_added_later_is_known_by_it() -> None:
     """As ``celery control add_consumer`` adds it, after messages of other queues have come."""
     app = an_app()

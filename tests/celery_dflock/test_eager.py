@@ -141,6 +141,29 @@ def test_conflict_with_an_outer_task_fails_fast(app: Celery, key: str, conflict:
     assert failure.value.key == key
 
 
+@pytest.mark.parametrize(("limit", "weight"), [(2, 1), (4, 2), (None, 1)])
+def test_slots_that_an_outer_task_leaves_are_free(
+    app: Celery, key: str, limit: int | None, weight: int
+) -> None:
+    options: dict[str, Any] = {"lock_limit": limit, "lock_weight": weight}
+    if limit is None:
+        options["lock_rate"] = "100/s"
+
+    @locked(app, name="inner", lock_timeout=0, lock_conflict="fail", **options)
+    def inner(key: str, deep: int) -> int:
+        return inner.delay(key, deep - 1).get(disable_sync_subtasks=False) if deep else 1
+
+    @locked(app, name="outer", **options)
+    def outer(key: str, deep: int) -> int:
+        return int(inner.delay(key, deep).get(disable_sync_subtasks=False))
+
+    assert outer.delay(key, 0).get() == 1
+    if limit is None:
+        return
+    with pytest.raises(LockNotAcquiredError, match="in the same thread that waits for this one"):
+        outer.delay(key, 1)
+
+
 def test_conflict_with_another_thread(app: Celery, lock_server: LockServer, key: str) -> None:
     @locked(app, lock_timeout=0, lock_conflict="skip")
     def task(key: str) -> int:

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum, IntEnum
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -55,6 +56,7 @@ plain = locked(_plain, "plain")
 bound = locked(_bound, "bound", bind=True)
 spread = locked(_open, "spread")
 template = locked(_plain, "template", lock_key="t:{a}:{b}")
+single = locked(_plain, "only", lock_key="t:{a}")
 bound_template = locked(_bound, "bound.template", lock_key="t:{a}:{b}", bind=True)
 computed = locked(_plain, "computed", lock_key=lambda task, args, kwargs: f"{task.name} {args[0]}")
 
@@ -86,8 +88,19 @@ def test_order_in_a_dict_is_no_matter(value: dict[str, Any]) -> None:
     assert key_of(spread, 1, x=1, y=value) == key_of(spread, 1, y=turned, x=1)
 
 
+class Region(str, Enum):  # noqa: UP042 - the text of a StrEnum is its value
+    EU = "eu"
+
+
+class Size(IntEnum):
+    ONE = 1
+
+
 @given(values)
 @example((1, (2, 3)))
+@example(Region.EU)
+@example([Region.EU, Size.ONE])
+@example({2: True, 10: None})
 @example(UUID(int=7))
 @example(datetime(2024, 2, 29, 1, 2, 3, 4, UTC))
 @example(date(2024, 2, 29))
@@ -95,7 +108,8 @@ def test_order_in_a_dict_is_no_matter(value: dict[str, Any]) -> None:
 def test_the_same_after_the_journey(value: Any) -> None:
     """In the publisher, and in the worker that has read the message."""
     args, kwargs = json.loads(json.dumps([[value], {"c": value}]))
-    assert key_of(plain, *args, **kwargs) == key_of(plain, value, c=value)
+    for task in plain, template, single:
+        assert key_of(task, *args, **kwargs) == key_of(task, value, c=value)
 
 
 @given(values, values)

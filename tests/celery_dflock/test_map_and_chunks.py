@@ -1,4 +1,4 @@
-"""map, starmap and chunks would run locked tasks without their locks."""
+"""What Celery would run without its lock: the items of map, starmap and chunks, and errbacks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task, chunks, group, xmap, xstarmap
+from celery.app.task import Context
 from celery.result import allow_join_result
 
 from celery_dflock import LockedTask, current_lock
@@ -70,6 +71,22 @@ def test_it_is_refused_where_it_runs(method: str) -> None:
     # Chunks are sent as starmaps.
     assert str(refused.value) == f"task locked: {INSTEAD[method.replace('chunks', 'starmap')]}"
     assert not ran
+
+
+def test_an_errback_of_several_parameters_is_refused() -> None:
+    app, ran = Celery("fails", task_always_eager=True, set_as_current=False), list[str]()
+    app.conf.dflock_servers = "127.0.0.1:1"
+
+    @app.task(base=LockedTask, lock_key="{account}", shared=False)
+    def refund(request: Context, exc: Exception, traceback: object, account: str) -> None:
+        ran.append(account)
+
+    call, error = refund.s(account="a"), ValueError()
+    with pytest.raises(NotImplementedError, match=f"task {refund.name}: .* give it one, the id"):
+        call(Context(id="failed"), error, None)
+    app.conf.dflock_enabled = False
+    call(Context(id="failed"), error, None)
+    assert ran == ["a"]
 
 
 def test_what_to_send_instead(lock_server: LockServer) -> None:

@@ -56,6 +56,26 @@ def test_what_somebody_counts_on(
     assert sent.get(timeout=PATIENCE) == sent.id
 
 
+def test_a_callback_of_a_task_that_has_done_its_work(
+    cluster: Cluster, key: str, gate: Path
+) -> None:
+    """An error where it is sent would be the result of that task."""
+    first = cluster.send(jobs.raising, key, gate=str(gate))
+    cluster.wait_event("start", first)
+    callback = jobs.raising.si(key=key)
+    sent = jobs.plain.apply_async((f"{key}:parent",), link=callback)
+    assert sent.get(timeout=PATIENCE) == sent.id
+    gate.touch()
+    assert first.get(timeout=PATIENCE) == first.id
+    assert sent.children
+    assert sent.children[0].get(timeout=PATIENCE) == sent.children[0].id
+
+
+def test_a_callback_without_a_key_fails_where_it_arrives(cluster: Cluster, key: str) -> None:
+    sent = jobs.plain.apply_async((key,), link=jobs.latest.si(key=""))
+    assert sent.get(timeout=PATIENCE) == sent.id
+
+
 @pytest.mark.parametrize("setting", [{"task_always_eager": True}, {"dflock_enabled": False}])
 def test_where_nothing_is_locked(cluster: Cluster, key: str, setting: dict[str, bool]) -> None:
     task = own_task(own_app(cluster.lock_server, **setting), key)
