@@ -63,7 +63,7 @@ class HoldJournal(Protocol):
     """What keeps the holds of a table beyond the end of this process."""
 
     def record(self, changes: Sequence[Change], fence: int) -> None:
-        """Write down what has changed; `OSError` if that fails."""
+        """Write down what has changed. Any error ends the server: see `Handling.cannot_write`."""
 
 
 class Recipient(Protocol):
@@ -309,7 +309,8 @@ class Handling:
         assert self.journal is not None
         try:
             self.journal.record(changes, self.table.fence)
-        except OSError as exc:
+        except Exception as exc:
+            # Whatever it is: the table has what the journal has not.
             self.cannot_write(exc)
         changes.clear()
 
@@ -322,7 +323,11 @@ class Handling:
         end = threading.Timer(LAST_WORD, os._exit, (1,))
         end.daemon = True
         end.start()
-        logger.critical("stopping: cannot write to the state directory: %s", str(exc) or repr(exc))
+        logger.critical(
+            "stopping: cannot write to the state directory: %s",
+            str(exc) or repr(exc),
+            exc_info=None if isinstance(exc, OSError) else exc,
+        )
         logging.shutdown()
         os._exit(1)
 

@@ -173,12 +173,15 @@ class Journal:
     def record(self, changes: Sequence[Change], fence: int) -> None:
         """Write down what has begun, been extended or ended: all of it, or nothing.
 
+        If this fails, whatever it raises, the table holds what is not on the disk. Nothing may be
+        granted any more.
+
         Args:
             changes: as `LockTable.changes` lists them.
             fence: the last one that was given out.
 
         Raises:
-            OSError: there is no room for another segment. Nothing may be granted then.
+            OSError: there is no room for another segment.
         """
         self._fence = fence
         for hold in changes:
@@ -298,10 +301,8 @@ class Journal:
         self._write(hold.fence, hold, encode_hold(hold.fields(), self._seed))
 
     def _write(self, name: Name, what: Change, record: bytes) -> None:
-        start, size = self._position, len(record)
-        self._position = end = start + size
-        self._data[start:end] = record
-        live = self._live
+        self._append(record)
+        live, size = self._live, len(record)
         old = live.pop(name, None)
         if old is not None:
             self._live_bytes -= old[2]
@@ -316,10 +317,12 @@ class Journal:
         self._live_bytes -= old[2]
         if self._position > SEGMENT - LONGEST:
             self._turn()
-        record = encode_end(name, self._seed)
-        start = self._position
-        self._position = end = start + len(record)
-        self._data[start:end] = record
+        self._append(encode_end(name, self._seed))
+
+    def _append(self, record: bytes) -> None:
+        end = self._position + len(record)
+        self._data[self._position : end] = record
+        self._position = end  # after it: else a record would count that was never written
 
     def _move(self) -> None:
         """Move some of the oldest live records to the end."""

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -105,6 +106,45 @@ def test_a_server_that_cannot_write_ends_though_nobody_reads_its_log(tmp_path: P
         process.wait(PATIENCE)
         os.close(reader)
         os.close(writer)
+
+
+BROKEN_JOURNAL = """
+import asyncio
+from dflockd.server import Server, ServerOptions
+from dflockd.table import Limits, LockTable, TokenIssuer
+from tests.dflockd.server.session_support import connect, prepare
+
+class Journal:
+    def record(self, changes, fence):
+        raise MemoryError("no room for the record")
+
+async def main():
+    table = LockTable(Limits(), TokenIssuer(b"secret", 0), kept=True)
+    server = Server(table, ServerOptions(host="127.0.0.1", port=0), Journal())
+    prepare(server)
+    transport = connect(server)
+    try:
+        transport.session.data_received(b"l\\nk\\n0\\n")
+    finally:
+        print("it goes on:", transport.written)
+
+asyncio.run(main())
+"""
+
+
+def test_whatever_keeps_a_record_from_being_written_ends_the_server() -> None:
+    # All but the disk's own errors cost one connection, and its lock was in the table alone.
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.dflockd.program", BROKEN_JOURNAL],
+        check=False,
+        cwd=forkserver.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "cannot write to the state directory: no room for the record" in ended.stderr
+    assert "in record" in ended.stderr, "where that was"
 
 
 def test_a_disk_that_fills_up_loses_nothing_that_was_granted(site: Site) -> None:

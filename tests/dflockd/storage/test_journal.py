@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import random
 import stat
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 import dflockd
 from dflockd.storage import disk, journal
-from dflockd.storage.disk import Disk
+from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.journal import Journal
 from dflockd.storage.reading import Journaled, Restored, Trust, read
 from dflockd.storage.records import encode_hold
@@ -273,6 +274,49 @@ def test_no_room_for_a_segment(
     # All that was recorded before is there, and no half-made segment.
     assert set(restored(tmp_path, 2).holds) == kept
     assert all(path.stat().st_size == small_segments for path in segments(tmp_path))
+
+
+class MoodyMemory(mmap.mmap):
+    """A file in memory into which nothing can be copied for a while."""
+
+    is_broken = False
+
+    def __setitem__(self, where: Any, what: Any) -> None:
+        if self.is_broken:
+            raise MemoryError
+        super().__setitem__(where, what)
+
+
+class MoodyDisk(Disk):
+    memory: MoodyMemory
+
+    def map(self, file: int, size: int) -> Mapped:
+        self.memory = MoodyMemory(file, size)
+        return Mapped(self.memory)
+
+
+def begun(fence: int) -> Hold:
+    """Return a hold that has just begun."""
+    model = Model(fence)
+    model.fence = fence - 1
+    return model.change(1)
+
+
+@pytest.mark.parametrize("what", ["begins", "ends"])
+def test_what_could_not_be_copied_leaves_no_gap(tmp_path: Path, what: str) -> None:
+    first, last, disk = begun(1001), begun(1003), MoodyDisk(tmp_path)
+    log = Journal(disk, IDENTITY, 1)
+    log.start([first], 1001)
+    changed = begun(1002)
+    if what == "ends":
+        changed = first
+        del first.entry.holds[first.fence]
+    disk.memory.is_broken = True
+    with pytest.raises(MemoryError):
+        log.record([changed], 1002)
+    disk.memory.is_broken = False
+    log.record([last], 1003)
+    assert {hold.fence for hold in restored(tmp_path).holds} == {1001, 1003}
 
 
 @pytest.mark.parametrize("known", [False, True])

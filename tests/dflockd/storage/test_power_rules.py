@@ -84,9 +84,9 @@ RULES = {
     ),
     "a step counts once all of it is there": Rule(
         Journal,
-        "_write",
-        "    self._data[start:end] = record",
-        "    self._words[END] = word(end)\n    self._data[start:end] = record",
+        "_append",
+        "    self._data[",
+        "    self._words[END] = word(end)\n    self._data[",
     ),
     "the old journal is deleted once the new one counts": Rule(
         StateDir,
