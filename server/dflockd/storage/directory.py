@@ -14,7 +14,9 @@ import fcntl
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,7 @@ class StateDir:
         self._limits = limits
         self._recover = recover
         self._syncing: Syncing | None = None
+        self._saving = threading.Lock()
         try:
             self._disk.make()
             self._locks = self._locked()
@@ -144,7 +147,14 @@ class StateDir:
         Args:
             failed: called in that thread if the disk does not take it. Nothing may be granted then.
         """
-        self._syncing = Syncing(self.journal, failed)
+
+        def told(exc: Exception) -> None:
+            try:
+                self._distrust(exc)
+            finally:
+                failed(exc)
+
+        self._syncing = Syncing(self.journal, told)
 
     def _lengthen(self, lease: float) -> None:
         """Note that a longer lease is about to be recorded than any that may be out.
@@ -157,6 +167,16 @@ class StateDir:
         self._save(longest_lease=max(longest, min(2 * longest, self._limits.max_lease)))
         self.journal.longest = self._state["longest_lease"]
 
+    def _distrust(self, exc: Exception) -> None:
+        """Have the next process take this end for one of the machine, if a sync has failed so.
+
+        The kernel may drop what a disk has not taken, and have the old content after a new mount.
+        """
+        # Of what was deleted nothing is here. What has its name by now may be another server's.
+        if isinstance(exc, OSError) and not isinstance(exc, FileNotFoundError):
+            with suppress(OSError):
+                self._save(boot="")
+
     def close(self, now: float) -> None:
         """Note that everything is there, even if the machine is stopped next.
 
@@ -165,7 +185,11 @@ class StateDir:
         """
         if self._syncing is not None:
             self._syncing.stop()
-        segments = self.journal.close()
+        try:
+            segments = self.journal.close()
+        except OSError as exc:
+            self._distrust(exc)
+            raise
         self._save(clean=True, stopped=now, segments=segments)
         self.let_go()
 
@@ -284,9 +308,10 @@ class StateDir:
 
     def _save(self, **changes: Any) -> None:
         """Replace the state file, and have it on the disk on return."""
-        state = {**self._state, **changes, "format": state_file.FORMAT}
-        self._disk.replace(state_file.NAME, state_file.dump(state))
-        self._state = state
+        with self._saving:  # the thread that syncs may have something to note, too
+            state = {**self._state, **changes, "format": state_file.FORMAT}
+            self._disk.replace(state_file.NAME, state_file.dump(state))
+            self._state = state
 
     def _other_version(self, exc: OtherFormatError) -> StateError:
         # Not a matter of --state-recover: what cannot be read may be what a lock depends on.

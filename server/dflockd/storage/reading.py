@@ -3,7 +3,8 @@
 - `Trust.CLOSED`, a clean stop: the segments that the state file lists are there, to their last byte.
 - `Trust.KEPT`, a kill on this boot: the kernel has all that was written. Only the last write may be
   incomplete, and no client has an answer for it: it is behind the end that the last segment names.
-- `Trust.CUT`, a machine that ended: what was synced is there, what was not may be missing or torn.
+- `Trust.CUT`, a machine that ended, or a sync that failed: what was synced is there, what was not may
+  be missing or torn.
 - `Trust.NONE`, damage that an operator has said to go on with: what can be read counts.
 
 Where something else is missing, or is not what was written, that is damage, and the journal is not

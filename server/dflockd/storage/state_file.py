@@ -32,7 +32,8 @@ NEW: dict[str, Any] = {
     "secret": "",
     # Which generation of the journal counts; 0 before the first.
     "generation": 0,
-    # The boot of the machine to which the times here and in the journal belong.
+    # The boot of the machine to which the times here and in the journal belong; empty if that is not
+    # known, or if a sync has failed on it.
     "boot": "",
     # Whether everything was on the disk when the process ended, and when that was.
     "clean": True,

@@ -7,14 +7,17 @@ import fcntl
 import os
 import random
 import stat
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from dflockd.storage import directory
+from dflockd.storage import directory, syncing
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.wire import Granted, Pause, Recovering, Renewed, Status, Superseded, fence_from_token
-from tests.dflockd.storage.machine import LIMITS, Machine
+from tests.dflockd.raw_server import PATIENCE
+from tests.dflockd.storage.machine import LIMITS, Machine, Run
 
 # The same boot.
 
@@ -250,6 +253,96 @@ def test_where_boots_cannot_be_told_apart_only_a_clean_stop_is_trusted(machine: 
     assert run.left() == {b"k": pytest.approx(20)}
     machine.kill()
     assert machine.start().state.recovery == 30
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+    """Have the next syncs of a file fail."""
+    left = [OSError(errno.EIO, f"failure {number}") for number in range(times)]
+
+    def sync(_file: int) -> None:
+        if left:
+            raise left.pop(0)
+
+    monkeypatch.setattr("os.fdatasync", sync, raising=False)
+
+
+def failed_sync(run: Run, monkeypatch: pytest.MonkeyPatch) -> Exception:
+    """Have the thread that syncs do so, and return why it could not."""
+    errors: SimpleQueue[Exception] = SimpleQueue()
+    monkeypatch.setattr(syncing, "EVERY", 0.01)
+    run.state.keep_synced(errors.put)
+    return errors.get(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_after_a_sync_that_failed_this_boot_is_trusted_no_more(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    # The kernel has the old content of such pages after a new mount: the lock was forgotten.
+    run = machine.start()
+    [journal] = machine.path.glob("journal-*")
+    on_the_disk = journal.read_bytes()
+    token = run.lock(b"k", 20)
+    failing(monkeypatch, times=1)
+    if end == "stop":
+        with pytest.raises(OSError, match="failure 0"):
+            run.stop()
+    else:
+        assert str(failed_sync(run, monkeypatch)) == "[Errno 5] failure 0"
+    run.state.journal.lengthen(50.0)  # what else is noted meanwhile does not take it back
+    machine.kill()
+    journal.write_bytes(on_the_disk)
+
+    run = machine.start()
+    assert run.state.recovery == 100
+    assert isinstance(run.attempt(b"k"), Recovering)
+    assert run.renew(b"k", token) == Renewed(20)
+
+
+def test_a_disk_that_takes_nothing_at_all_has_its_first_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, before = machine.start(), machine.file
+    failing(monkeypatch, times=9)
+    assert str(failed_sync(run, monkeypatch)) == "[Errno 5] failure 0"
+    assert machine.file == before
+
+
+def test_a_sync_that_fails_while_a_longer_lease_is_noted(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = machine.start()
+    writes, goes_on = threading.Event(), threading.Event()
+    lengthens = threading.Thread(target=run.state.journal.lengthen, args=(50.0,))
+    failures = [OSError(errno.EIO, "a failure")]
+
+    def sync(_file: int) -> None:
+        if threading.current_thread() is lengthens:
+            writes.set()
+            goes_on.wait(PATIENCE)
+        elif failures:
+            raise failures.pop()
+
+    monkeypatch.setattr("os.fdatasync", sync, raising=False)
+    lengthens.start()
+    assert writes.wait(PATIENCE)
+    fails = threading.Thread(target=failed_sync, args=(run, monkeypatch))
+    fails.start()
+    fails.join(0.2)
+    goes_on.set()
+    for thread in (lengthens, fails):
+        thread.join(PATIENCE)
+    assert (machine.file["boot"], machine.file["longest_lease"]) == ("", 100)
+
+
+def test_a_directory_that_was_given_to_another_server_is_left_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = machine.start()
+    for path in machine.path.iterdir():
+        path.unlink()
+    assert isinstance(failed_sync(run, monkeypatch), FileNotFoundError)
+    assert list(machine.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("locks_files", [True, False])
