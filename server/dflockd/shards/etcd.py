@@ -290,8 +290,9 @@ class EtcdStore:
     async def _answer(self, send: _Send, member: Endpoint, deadline: float) -> Any:
         """Send to one endpoint, and give up its connection if it does not answer in time."""
         try:
-            return await self._send(send, member, deadline - clock.now())
-        except (rpc.AioRpcError, grpc.aio.UsageError) as exc:  # the latter: it was closed
+            return await self._send(send, member, deadline)
+        except (rpc.AioRpcError, grpc.aio.UsageError, TimeoutError) as exc:
+            # A `UsageError`: it was closed. A `TimeoutError`: nobody could sign in.
             error = failure(member, exc)
             if isinstance(error, StoreUnreachableError):
                 self._replace(member)
@@ -303,26 +304,30 @@ class EtcdStore:
             # Not this task: its connection was given up when another call was not answered.
             raise silent(member, "the connection was given up") from None
 
-    async def _send(self, send: _Send, member: Endpoint, timeout: float) -> Any:
+    async def _send(self, send: _Send, member: Endpoint, deadline: float) -> Any:
         """Send to one endpoint; once more where it did not know the token, and so has done nothing."""
         if self._user is None:
-            return await send(member, timeout)
-        await self._sign_in(self._user, member, timeout)
+            return await send(member, deadline - clock.now())
+        await self._sign_in(self._user, member, deadline)
         signed_in = self._metadata
         try:
-            return await send(member, timeout)
+            return await send(member, deadline - clock.now())
         except rpc.AioRpcError as exc:
             if not is_signed_out(exc):
                 raise
         if self._metadata is signed_in:
             self._metadata = ()
-        await self._sign_in(self._user, member, timeout)
-        return await send(member, timeout)
+        await self._sign_in(self._user, member, deadline)
+        return await send(member, deadline - clock.now())
 
-    async def _sign_in(self, user: EtcdUser, member: Endpoint, timeout: float) -> None:
-        """Get a token, unless there is one: they end, and with a member that keeps them."""
+    async def _sign_in(self, user: EtcdUser, member: Endpoint, deadline: float) -> None:
+        """Get a token, unless there is one: they end, and with a member that keeps them.
+
+        Raises:
+            TimeoutError: neither this call nor the one before it got an answer.
+        """
         # Each member for itself: one that is silent keeps nobody from asking another.
-        async with member.signing_in:
+        async with asyncio.timeout(deadline - clock.now()), member.signing_in:
             if self._metadata:
                 return
             if self._turned_away is not None and clock.now() < self._turned_away[1]:
@@ -333,7 +338,7 @@ class EtcdStore:
                 raise StoreUnreachableError(str(exc)) from None
             request = rpc.AuthenticateRequest(name=user.name, password=password)
             try:
-                reply = await member.auth.Authenticate(request, timeout=timeout)
+                reply = await member.auth.Authenticate(request)
             except rpc.AioRpcError as exc:
                 if not isinstance(failure(member, exc), StoreUnreachableError):
                     self._turned_away = exc, clock.now() + SIGN_IN_PAUSE

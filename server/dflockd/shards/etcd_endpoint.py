@@ -126,7 +126,7 @@ async def obstacle(name: str, tls: EtcdTls | None) -> str:
 def failure(endpoint: Endpoint, exc: Exception) -> StoreError:
     """Return what an error of a call says."""
     if not isinstance(exc, rpc.AioRpcError):
-        return silent(endpoint, str(exc))
+        return silent(endpoint, str(exc) or "no answer in time")
     code, details = exc.code(), exc.details()
     if code not in _REFUSALS:
         return silent(endpoint, details)

@@ -7,9 +7,14 @@ import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aetcd import rpc
+from grpc import StatusCode
+from grpc.aio import Metadata
 
+from dflockd import clock
 from dflockd.shards import Put, RevisionIs, StoreDeniedError, StoreUnreachableError
 from dflockd.shards.credentials import EtcdUser
 from dflockd.shards.etcd import SIGN_IN_PAUSE, EtcdStore
@@ -160,6 +165,55 @@ async def test_a_password_that_was_changed_is_read_from_its_file(etcd: Etcd) -> 
             await store.get_prefix("/dflockd/")
         file.write_text("second\n")  # noqa: ASYNC240
         await store.get_prefix("/dflockd/")
+
+
+@contextlib.asynccontextmanager
+async def nowhere() -> AsyncIterator[tuple[EtcdStore, Any]]:
+    """A store as a user, and its only member, at which nobody listens."""
+    store = EtcdStore(["127.0.0.1:1"], timeout=PATIENCE, user=USER)
+    try:
+        store._make_members()
+        [member] = store._members
+        yield store, member
+    finally:
+        await store.close()
+
+
+async def test_the_time_of_a_call_is_for_its_sign_in_as_well() -> None:
+    # Each step had all of it: four times as long as the caller could wait.
+    class Slow:
+        async def Authenticate(self, _request: Any, timeout: float = 0) -> Any:
+            await asyncio.sleep(0.1)
+            return rpc.AuthenticateResponse(token="a token that has ended")
+
+    class SignedOutError(rpc.AioRpcError):
+        def __init__(self) -> None:
+            super().__init__(StatusCode.UNAUTHENTICATED, Metadata(), Metadata(), "no such token")
+
+    times = list[float]()
+
+    async def send(_member: Any, left: float) -> Any:
+        times.append(left)
+        if len(times) == 1:
+            raise SignedOutError
+        return "done"
+
+    async with nowhere() as (store, member):
+        member.auth = Slow()
+        began = clock.now()
+        assert await store._answer(send, member, began + PATIENCE) == "done"
+    assert times[0] < PATIENCE - 0.09
+    assert times[1] < PATIENCE - 0.18
+
+
+async def test_nobody_waits_longer_than_they_can_for_another_to_sign_in() -> None:
+    async def send(_member: Any, _left: float) -> Any:
+        raise AssertionError
+
+    async with asyncio.timeout(PATIENCE), nowhere() as (store, member), member.signing_in:
+        with pytest.raises(StoreUnreachableError, match="no answer in time"):
+            await store._answer(send, member, clock.now() + 0.1)
+        assert member not in store._members, "the next call goes elsewhere"
 
 
 # The server and its commands.
