@@ -12,6 +12,7 @@ import sys
 import pytest
 from aetcd import rpc
 
+from dflockd import clock
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import (
     CompactedError,
@@ -152,6 +153,20 @@ async def test_a_call_whose_connection_is_given_up_fails_and_does_not_vanish(own
             await call
     own_etcd.resume()
     await store.close()
+
+
+async def test_a_connection_that_was_closed_before_the_call_is_no_answer():
+    async with store_at("127.0.0.1:1", timeout=PATIENCE) as store:
+        store._make_members()
+        [member] = store._members
+        await member.channel.close()
+
+        def ask(member, left):
+            return member.kv.Range(rpc.RangeRequest(key=b"/a"), timeout=left)
+
+        with pytest.raises(StoreUnreachableError, match="closed"):
+            await store._answer(ask, member, clock.now() + PATIENCE)
+        assert member not in store._members, "the next call has a new one"
 
 
 async def test_a_watch_of_an_etcd_that_fell_silent_ends_and_what_was_missed_is_loaded(own_etcd):
