@@ -33,6 +33,7 @@ the server has other requests in between."""
 
 UNRENEWED: Final = "its lease ended unrenewed"
 UNKNOWN: Final = "the server no longer knows it"
+FAILED: Final = "its renewal failed for an unexpected error"
 
 HELD: Final = "held"
 DOUBTFUL: Final = "doubtful"

@@ -21,7 +21,7 @@ from dflockd.address import Address
 from dflockd.client.connection import Connection
 from dflockd.client.conversation import SILENCE, asker, connect
 from dflockd.client.flow import Flow, Pause, Ready, Signal
-from dflockd.client.lease import DOUBTFUL, UNKNOWN, UNRENEWED, Lease, Renewal
+from dflockd.client.lease import DOUBTFUL, FAILED, UNKNOWN, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Grant, TimedReply, read_renewal, renewal_request
 from dflockd.client.pool import Pool
 from dflockd.client.release import Turn
@@ -73,6 +73,10 @@ def keep(lease: Lease, pool: Pool) -> Flow[None]:
     keeper = _Keeper(lease, pool)
     try:
         yield from keeper.run()
+    except Exception:
+        # Nobody renews it any more, or sees its connection break: it is not certain any longer.
+        lease.lose(FAILED)
+        raise
     finally:
         keeper.close()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
+from dflockd.client import renewal
 from tests.dflockd.client.loss.support import LEASE, Held, end_leases
 from tests.dflockd.client_support import Client, Time, is_free, soon, stats, until, waiters
 from tests.dflockd.proxy import Proxy, Through
@@ -47,6 +49,26 @@ async def test_a_reset_connection_is_replaced(
     assert not hold.calls.locks
     assert await hold.lock.release() is True
     assert is_free(patient_server, hold.key)
+
+
+@pytest.mark.parametrize("where", ["read_renewal", "follow"])
+async def test_a_lock_is_lost_with_whatever_renews_it(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Through,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    """A bug there is told of at once. Until the end of its lease the lock was said to be held."""
+    proxy = through(patient_server)
+    hold = await Held.take(client, proxy)
+    assert await hold.lock.renew()  # from here on it is looked after
+    monkeypatch.setattr(renewal, where, Mock(side_effect=RuntimeError("a bug")))
+    if where == "read_renewal":
+        assert await soon(hold.lock.renew()) is False
+    else:
+        proxy.cut(reset=True)
+    await hold.lost_at_once()
 
 
 async def test_an_ended_connection_is_a_lost_lock(
