@@ -57,6 +57,8 @@ class Requests:
         self._partition = Partition(slots.issuer)
         self._is_whole = True
         """Whether all keys are in that partition, whatever the time."""
+        self._earlier = -1
+        """The last fence of earlier tables, whose leases may have been longer than any of this one."""
 
     def locate(self, key: bytes) -> Partition | Refusal:
         """Return the partition that a key is in, or what to answer if that is not here."""
@@ -258,7 +260,9 @@ class Requests:
         """
         lease = self.limits.default_lease if lease is None else lease
         if lease > self.limits.max_lease:
-            return _ERROR
+            if not self._is_earlier(space, key, token):
+                return _ERROR
+            lease = self.limits.max_lease
         serving = self._partition if self._is_whole else self.serving(key, now)
         hold = (
             self.slots.find(serving, space, key, token) if isinstance(serving, Partition) else None
@@ -297,6 +301,11 @@ class Requests:
         return hold
 
     # What they come to.
+
+    def _is_earlier(self, space: int, key: bytes, token: bytes) -> bool:
+        """Whether an earlier table has granted a hold: its holder asks for what it was given there."""
+        verified = self.slots.issuer.verify(space, key, token)
+        return verified is not None and verified[0] <= self._earlier
 
     def _admit(
         self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]

@@ -247,6 +247,7 @@ class LockTable(Requests):
         recovery.restore(self.slots, self._partition, holds, now, rates)
         for record in pauses:
             recovery.restore_pause(self.slots, self._partition, record, now)
+        self._earlier = self._partition.issuer.fence
 
     def recover(self, until: float) -> None:
         """Grant nothing until then; see `recovery`."""

@@ -47,6 +47,31 @@ async def test_holders_keep_their_lock(site: Site, client: Client, end: str) -> 
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.parametrize("end", ["kill", "crash"])
+async def test_holders_keep_their_lock_where_leases_are_shorter_by_now(
+    site: Site, client: Client, end: str
+) -> None:
+    # Their next renewal asked for too much, and they took the answer for the end of the lock.
+    lost = Calls()
+    lock = client.lock("k", site, lease_ttl_s=3000, on_lost=lost)
+    await lock.acquire()
+    site.kill()
+    if end == "crash":
+        site.change_boot()
+    site.start("--max-lease-ttl", "1000")
+    for _ in range(2):
+        await until(lambda: lock.held)
+        assert await lock.renew() is True
+        assert lock.lease == 1000
+    # Nobody else gets so much.
+    raw = site.connect()
+    assert raw.ask("l", "other", "0 3000") == "error"
+    if end == "kill":
+        assert raw.ask("n", "other", f"{raw.lock('other', '0 60')} 3000") == "error"
+    assert await lock.release() is True
+    assert lost.times == []
+
+
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_what_is_shown_survives(site: Site, end: str) -> None:
     raw = site.connect()

@@ -197,6 +197,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended, self.starved = {}, {}, [], set(), {}
         self.kept = self.forgotten = 0
+        self.earlier = {(hold.name, hold.token) for hold in self.granted}
         self.recovers_until = recovers_until
         for record in kept:
             name = (record.space, record.key)
@@ -448,8 +449,10 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self._detach(peer, name, request, hold, span)
             return
         if span > self.limits.max_lease:
-            self._answer(peer, "error")
-            return
+            if (name, request.token) not in self.earlier:
+                self._answer(peer, "error")
+                return
+            span = self.limits.max_lease
         if hold is None and request.how is not How.CONFIRM:
             hold = self._brought_back(peer, name, request)
         if hold is None:
