@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
 
 import pytest
 
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.client import connection, operations, process, resolver, routing
+from dflockd.client.flow import Hear
 from dflockd.sync_client import DistributedLock
-from dflockd.wire import Listen, Renew, Status, Superseded
-from tests.dflockd.client_support import Client, soon, until
+from dflockd.wire import Listen, Renew, Renewed, Status, Superseded
+from tests.dflockd.client_support import Client, Time, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 from tests.dflockd.scripted_server import ScriptedServer
 
@@ -63,10 +65,28 @@ async def test_no_renewal_that_nobody_asks_for_makes_a_lease_shorter(
 ) -> None:
     lock = client.lock("key", scripted, lease_ttl_s=1, renew_ratio=0.01)
     assert await lock.acquire() is True
+    # Once after a refusal one asks for no more than was granted first: that is over by then.
+    scripted.script(Renew, Status.ERROR, Renewed(50))
+    with pytest.raises(errors.RefusedError):
+        await lock.renew(TOO_LONG)
+    scripted.script(Renew)
     assert await lock.renew(100) is True
     before = len(scripted.asked(Renew))
     await until(lambda: len(scripted.asked(Renew)) > before)
     assert scripted.asked(Renew)[before].lease > 1
+
+
+async def test_what_is_refused_at_any_length_is_lost(
+    client: Client, scripted: ScriptedServer
+) -> None:
+    lock = client.lock("key", scripted, lease_ttl_s=1, renew_ratio=0.01)
+    assert await lock.acquire() is True
+    assert await lock.renew(100) is True
+    before = len(scripted.asked(Renew))
+    scripted.script(Renew, Status.ERROR, Status.ERROR)
+    await until(lambda: lock.state == "lost")
+    longer, plain = (request.lease for request in scripted.asked(Renew)[before:])
+    assert longer > plain == 1
 
 
 def test_a_holder_that_is_not_known_for_a_moment_listens_again(scripted: ScriptedServer) -> None:
@@ -109,7 +129,10 @@ def test_check_sees_an_end_before_the_thread_that_renews(scripted: ScriptedServe
 
 
 async def test_detach_in_doubt_gives_up_before_the_lease_ends(
-    client: Client, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    scripted: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    clients_time: Time,
 ) -> None:
     monkeypatch.setattr(operations, "REPLY_PATIENCE", 0.3)
     lock = client.lock("key", scripted, lease_ttl_s=3600)
@@ -117,8 +140,11 @@ async def test_detach_in_doubt_gives_up_before_the_lease_ends(
     assert await lock.renew() is True
     scripted.stop()
     await until(lambda: lock.state == "doubtful")
+    detaching = asyncio.ensure_future(lock.detach(3600))
+    await asyncio.wait([detaching], timeout=PATIENCE)
+    clients_time.go_on_from(clock.now() + 3600)  # who still waits does so no longer
     with pytest.raises(errors.UnreachableError, match="in doubt"):
-        await soon(lock.detach(3600))
+        await detaching
     assert lock.state == "free"
 
 
@@ -168,7 +194,9 @@ def test_there_are_no_threads_to_look_up_a_name(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(resolver._thread, "start_new_thread", start)
     flow = connection.dial(connection.Route(routing.parse_server("nowhere:1"), None, None), 1e9)
-    next(flow)
+    waits = next(flow)
+    assert isinstance(waits, Hear)
+    assert waits.signal.fired, "nobody else would fire it"
     with pytest.raises(errors.UnreachableError, match="can't start new thread"):
         flow.send(True)
 
