@@ -47,7 +47,7 @@ class Slots:
         self._pool = consumer.pool
         self._post = post
         self._begin: Callable[[Any], object] = consumer.on_task_request
-        consumer.on_task_request = lambda request: self.acquire(self.use, request)
+        consumer.on_task_request = lambda request: self.acquire(self._begin_with, request)
         self._mutex = threading.Lock()
         self._waiting: deque[Callable[[], object]] = deque()
         self._inside: set[Any] = set()
@@ -84,13 +84,17 @@ class Slots:
 
     def use(self, request: Any) -> None:
         """Run a task in a slot that was acquired."""
+        self._begin_with(request)
+        self.go_on()  # it may be over: it was revoked, or this is the process
+
+    def _begin_with(self, request: Any) -> None:
+        """Do so where `go_on` goes on itself: hundreds of slots can become free at once."""
         for name in ("on_success", "on_failure", "on_timeout"):
             setattr(request, name, partial(self._over, getattr(request, name)))
         with self._mutex:
             self._inside.add(request)
             self._acquired = max(0, self._acquired - 1)
         self._begin(request)
-        self.go_on()  # it may be over: it was revoked, or this is the process
 
     def _over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
