@@ -22,14 +22,19 @@ class Errands:
         self._name = name
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        """Guards the making of the thread: a signal handler, which must not wait, comes later."""
 
     def run(self, job: Job) -> None:
         """Have something done, after what came before. Returns at once."""
         self._jobs.put(job)
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
+        if self._thread is not None:
+            return
+        with self._mutex:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """End the thread, once it has done all."""
