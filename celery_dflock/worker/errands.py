@@ -40,6 +40,11 @@ class Errands:
         """End the thread, once it has done all."""
         self._jobs.put(None)
 
+    def join(self) -> None:
+        """Return once it has ended, after `close`."""
+        if self._thread is not None:
+            self._thread.join()
+
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             do(job)

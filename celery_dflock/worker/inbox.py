@@ -7,6 +7,7 @@ import queue
 import socket
 from typing import Any
 
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker.consumer import Consumer
 
 from celery_dflock.worker.errands import Errands, Job, do
@@ -16,7 +17,8 @@ class Inbox:
     """Jobs from any thread, begun in the order in which they came.
 
     In a worker with an event loop that does them. Under gevent and eventlet they are done in
-    greenlets: one that gives a task to a full pool waits there. In other workers a thread does them.
+    greenlets: one that gives a task to a full pool waits there. In other workers a thread does them,
+    and with the pool solo it runs the tasks that they give to the pool.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -56,6 +58,8 @@ class Inbox:
         """The worker has ended, and perhaps not the process."""
         if self._errands is not None:
             self._errands.close()
+            if isinstance(self._consumer.pool, SoloPool):
+                self._errands.join()  # it may be in a task, and would end with the process
         for each in self._pair or ():
             each.close()
 

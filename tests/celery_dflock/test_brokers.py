@@ -12,6 +12,7 @@ from celery import Celery
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
+from tests.celery_dflock.worker_log import CheckedWorker
 
 SENT = 3
 TASKS = (jobs.requeued, jobs.ticket_patient, jobs.parked)
@@ -90,3 +91,26 @@ def test_tasks_of_one_key_run_one_by_one_and_all_succeed(
     assert len(starts) == len(ends) == len(sent)
     assert all(end["at"] <= start["at"] for end, start in zip(ends, starts[1:], strict=False))
     assert all(start["headers"] == {"x-mine": start["task"]} for start in starts)
+
+
+def test_a_task_of_solo_ends_before_its_worker_does(
+    cluster: Cluster, key: str, tmp_path: Path
+) -> None:
+    """Without an event loop it has its turn on another thread than the one that ends the worker."""
+    settings = sqlalchemy(tmp_path) | {"task_default_queue": key.replace(":", "-")}
+    settings["accept_content"] = ["yaml", "json"]
+    with Celery("sender", set_as_current=False) as app:
+        app.conf.update(settings)
+        env = {jobs.MORE: json.dumps(settings)}
+        name = "tests.celery_dflock.jobs"
+        with CheckedWorker(tmp_path, app=name, pool="solo", concurrency=1, env=env) as worker:
+            worker.wait_ready()
+            with cluster.lock(key):
+                # Longer than the worker takes to see that it is to end.
+                kwargs = {"key": key, "seconds": 5}
+                sent = app.send_task("parked", kwargs=kwargs, serializer="yaml")
+                cluster.wait_waiters(key, 1)
+            cluster.wait_event("start", sent)
+            worker.stop(PATIENCE)
+        assert [event["error"] for event in cluster.events(what="end", id=sent.id)] == [None]
+        assert sent.get(timeout=PATIENCE) == sent.id
