@@ -6,7 +6,7 @@ an eager task or a program takes has nothing to do with the end of a worker.
 Only the main process knows that the worker ends; `WorkersEnd` tells it here. Prefork
 children learn of it through a pipe that they inherit: the main process closes its end, which every
 child sees at once, and a write end that a child has inherited is closed by a fork hook. In shared
-memory each child says whether a task waits in it, or has been told and has not moved on yet.
+memory each child leaves its pid while a task waits in it, or has been told and has not moved on yet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Shutdown:
         self.waiting: dict[DistributedLock, int] = {}
         """What runs wait for, with their threads; once this has begun, until these runs have ended."""
         self._pipe = [-1, -1]
-        self._marks: mmap.mmap | None = None
+        self._marks: memoryview[int] | None = None
         self._mark = -1
         """The one of this process, if it is a child."""
         self._listener: threading.Thread | None = None
@@ -74,7 +74,7 @@ class Shutdown:
         if self._pipe[1] < 0:
             self._close(0)
             self._pipe[:] = os.pipe()
-            self._marks = mmap.mmap(-1, MARKS)
+            self._marks = memoryview(mmap.mmap(-1, 4 * MARKS)).cast("I")
 
     def begin(self, **_: Any) -> None:
         """Tell everybody. Runs in a signal handler: it takes no lock and does not block."""
@@ -103,12 +103,13 @@ class Shutdown:
     @property
     def _is_awaited(self) -> bool:
         here = threading.get_ident()
-        is_child_awaited = self._marks is not None and any(self._marks[:])
+        marks = () if self._marks is None else self._marks
+        is_child_awaited = any(pid and _is_alive(pid) for pid in marks)
         return is_child_awaited or any(each != here for each in list(self.waiting.values()))
 
     def _set_mark(self) -> None:
         if self._mark >= 0 and self._marks is not None:
-            self._marks[self._mark] = bool(self.waiting)
+            self._marks[self._mark] = os.getpid() if self.waiting else 0
 
     def _hear(self) -> None:
         os.read(self._pipe[0], 1)  # returns at the end of the pipe
@@ -126,6 +127,15 @@ class Shutdown:
         descriptor, self._pipe[end] = self._pipe[end], -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether there is such a process: one that was killed has left its mark."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 shutdown = Shutdown()

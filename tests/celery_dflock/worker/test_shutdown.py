@@ -9,6 +9,8 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,7 @@ from celery.result import AsyncResult
 from celery_dflock.outcome.requeue import LEAST_PAUSE
 from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
 from dflockd.sync_client import DistributedLock
-from examples.demo.stage import Worker
+from examples.demo.stage import ROOT, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of
 
@@ -263,6 +265,34 @@ def _fill(cluster: Cluster, case: Case, key: str) -> list[AsyncResult]:
     sent += [cluster.send(in_slot, key, queue=queue) for _ in range(case.slots)]
     cluster.wait_waiters(key, 3 + case.slots)
     return sent
+
+
+CHILDREN = """
+import os, signal
+from celery_dflock.worker.shutdown import Shutdown
+from dflockd.sync_client import DistributedLock
+
+shutdown = Shutdown()
+shutdown.prepare()
+told, tell = os.pipe()
+if (child := os.fork()) == 0:
+    shutdown.after_fork()
+    shutdown.add(DistributedLock("key", 0))
+    os.write(tell, b"!")
+    signal.pause()
+os.read(told, 1)
+assert shutdown._is_awaited
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+assert not shutdown._is_awaited
+"""
+
+
+def test_nobody_is_awaited_in_a_child_that_was_killed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN], cwd=ROOT, timeout=PATIENCE, check=False, stderr=-1
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 class _Waited:
