@@ -63,6 +63,12 @@ free ones.
 KEPT = 0.02
 """Seconds for which a process that was waited for does nothing until somebody's turn is known."""
 
+SENDING = 5.0
+"""Seconds that a worker which gives up all waits for a task that is just being sent again.
+
+Its message goes back to the broker if that was in vain: else the task would be there twice.
+"""
+
 IDLE, ASKED, QUEUED, HELD = "idle", "asked", "queued for a process", "has a process"
 """What is done so that the next task has one; `ASKED` while one is free, or was."""
 
@@ -86,6 +92,8 @@ class ConsumerWait:
         """When it has changed last, on `dflockd.clock`."""
         self._mutex = threading.Lock()
         """Guards the outcomes of waiters where there is no event loop."""
+        self._sending = threading.Lock()
+        """Held while a task is sent again: until then nobody knows whose its message is."""
         self._waiters: dict[Waiter, None] = {}
         """In the order of their arrival: those who wait, and those on their way through the pool."""
         self._errands = Errands("dflock-waiting")
@@ -160,21 +168,25 @@ class ConsumerWait:
             self._timer = None
         consumer = self._consumer
         gone = [waiter for waiter in tuple(self._waiters) if not waiter.is_accepted]
-        waiting = [waiter.request for waiter in gone if not waiter.is_in_pool]
+        waiting = [waiter for waiter in gone if not waiter.is_in_pool]
+        has_broker = consumer.connection is not None and consumer.blueprint.state != bootsteps.RUN
+        is_clear = self._sending.acquire(timeout=SENDING if has_broker else 0)
         for waiter in gone:
             try:
                 self._drop(waiter)
             except Exception:  # the others must not keep positions with messages that are gone
                 logger.exception("%r could not be given up", waiter.request)
-        has_broker = consumer.connection is not None and consumer.blueprint.state != bootsteps.RUN
+        if is_clear:
+            self._sending.release()  # and none of these is sent any more
         if has_broker and waiting:
             # Else this worker would receive them again.
             ignore_errors(consumer, consumer.task_consumer.cancel)
-        for request in waiting:
-            if state.requests.get(request.id) is request:
-                state.requests.pop(request.id)
-            if has_broker:
-                unacknowledged.give_back(consumer, request)
+        for waiter in waiting:
+            _forget(waiter.request)
+            if has_broker and waiter.is_sent:
+                unacknowledged.end(consumer, waiter.request)
+            elif has_broker:
+                unacknowledged.give_back(consumer, waiter.request)
         if waiting:
             logger.info("%d tasks that waited in the consumer go back to the broker", len(waiting))
 
@@ -328,21 +340,23 @@ class ConsumerWait:
 
         That is no turn and no attempt: its position is kept, and it waits on.
         """
-        if waiter.is_over:
-            return
-        try:
-            waiter.send_again()
-        except Exception as exc:  # the broker is away: the next look may find it there
-            logger.warning("%r cannot be sent again yet: %r", waiter.request, exc)
-            waiter.is_to_be_sent = True
-        else:
-            self._inbox.post(partial(self._acknowledge, waiter))
+        with self._sending:
+            if waiter.is_over:
+                return
+            try:
+                waiter.send_again()
+            except Exception as exc:  # the broker is away: the next look may find it there
+                logger.warning("%r cannot be sent again yet: %r", waiter.request, exc)
+                waiter.is_to_be_sent = True
+                return
+            waiter.is_sent = True
+        self._inbox.post(partial(self._acknowledge, waiter))
 
     def _acknowledge(self, waiter: Waiter) -> None:
         """It was sent again: this message has done what it was for."""
         if not waiter.is_over:
             self._drop(waiter)
-            state.requests.pop(waiter.request.id, None)
+            _forget(waiter.request)
             waiter.request.acknowledge()
 
     def _drop(self, waiter: Waiter) -> None:
@@ -515,6 +529,12 @@ class ConsumerWait:
         request.on_accepted = accepted
         request.on_success = partial(over, on_success)
         request.on_failure = partial(over, on_failure)
+
+
+def _forget(request: Any) -> None:
+    """Have Celery not know it any more; a newer message of the same task may be here already."""
+    if state.requests.get(request.id) is request:
+        state.requests.pop(request.id)
 
 
 class Step(bootsteps.StartStopStep):

@@ -83,9 +83,14 @@ def give_back(consumer: Consumer, request: Any) -> None:
     """
     message = request.message
     if (message.headers or {}).get("x-delivery-count") and _send_anew(consumer, request):
-        message.ack_log_error(logger, consumer.connection_errors)
+        end(consumer, request)
         return
     message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+
+
+def end(consumer: Consumer, request: Any) -> None:
+    """Acknowledge a message at once: no event loop may be there to do so any more."""
+    request.message.ack_log_error(logger, consumer.connection_errors)
 
 
 def _send_anew(consumer: Consumer, request: Any) -> bool:

@@ -59,6 +59,7 @@ class Waiter:
         is_over: whether nobody is to come back to it.
         is_cut: whether the broker waits no longer than `timeout`, and this would.
         is_to_be_sent: whether it could not be sent again yet.
+        is_sent: whether it was sent again, and its message is to be acknowledged.
         holds_nothing: whether it is to hold nothing here, or has given it back. Then it waits for the
             turn of the first key alone, and takes the others in its process.
     """
@@ -70,6 +71,7 @@ class Waiter:
     is_accepted = False
     is_over = False
     is_to_be_sent = False
+    is_sent = False
     reservation: Reservation | None = None
     _make_locks: Callable[[], Sequence[DistributedLock]]
     _unique: Carried | None = None
