@@ -51,6 +51,19 @@ def test_a_worker_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
     assert_in_order(turns(cluster, key, sent))
 
 
+def test_a_pool_of_greenlets_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
+    """What queues for a slot has the new one, and nothing else has to happen for that."""
+    with cluster.worker("growing-gevent", pool="gevent", concurrency=1) as worker:
+        cluster.wait_ready(worker)
+        busy = cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
+        cluster.wait_event("start", busy)
+        sent = cluster.send(jobs.plain, key, queue=worker.name)
+        worker.wait_log(f"{sent.id}] received")
+        jobs.app.control.pool_grow(1, destination=[node_of(worker)])
+        assert sent.get(timeout=PATIENCE) == sent.id
+        assert not cluster.events(what="end", id=busy.id)
+
+
 def processes_of(worker: Worker) -> int | None:
     """How many processes the pool of a worker with an autoscaler has; None if it does not say."""
     node = node_of(worker)

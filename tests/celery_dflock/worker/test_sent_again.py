@@ -56,3 +56,16 @@ def test_the_worker_knows_the_message_that_has_come_meanwhile(
         assert sent.id in jobs.app.control.inspect([node], limit=1).query_task(sent.id)[node]
         sent.revoke()
         cluster.wait(lambda: messages(worker.name) == [] or None, "it to be revoked")
+
+
+def test_a_receiver_that_hangs_keeps_nobody_from_being_sent_again(
+    cluster: Cluster, key: str, gate: Path
+) -> None:
+    """What receivers are told of who waits is not on the same thread."""
+    options = slow(gate)
+    options["env"][jobs.SLOW] = str(jobs.LONG)
+    gate.touch()
+    with cluster.lock(key), cluster.ready("receiver-hangs", **options) as worker:
+        sent = cluster.send(jobs.parked, key, queue=worker.name)
+        log = worker.log_text
+        cluster.wait(lambda: log().count(f"{sent.id}] received") > 1 or None, "it to come again")
