@@ -329,7 +329,7 @@ class ConsumerWait:
         """Its wait is over without a turn."""
         if not self._waits_for(waiter, lock):
             return
-        if error is None and waiter.is_cut:
+        if error is None and (waiter.is_cut or (waiter.is_late and self._slots.value <= 0)):
             send = partial(self._sends.run, partial(self._send_again, waiter))
             self._without_holds(waiter, send)
             return

@@ -9,16 +9,31 @@ from celery import Celery, Task
 from celery.worker import strategy
 from celery.worker.consumer import Consumer
 
+from dflockd import clock
+
+RECEIVED = "dflock_received"
+"""The name in a message of a locked task for when it came, on `dflockd.clock`."""
+
 
 def default(task: Task, app: Celery, consumer: Consumer) -> Callable[..., Any]:
     """Do as Celery does, but for the last step, which leads to the pool: that one may take its time.
 
     So whatever comes before it comes before the lock: an ETA, a rate limit, a revocation.
     """
+    handler: Callable[..., Any]
     wait = getattr(consumer, "dflock_wait", None)
-    through = consumer if wait is None else _Detour(consumer, wait.take)
-    handler: Callable[..., Any] = strategy.default(task, app, through)
-    return handler
+    if wait is None:
+        handler = strategy.default(task, app, consumer)
+        return handler
+    handler = strategy.default(task, app, _Detour(consumer, wait.take))
+
+    def receive(message: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(
+            message, RECEIVED, clock.now()
+        )  # its broker waits from now on, whatever comes first
+        return handler(message, *args, **kwargs)
+
+    return receive
 
 
 class _Detour:

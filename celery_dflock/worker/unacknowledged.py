@@ -19,6 +19,8 @@ from celery.worker.consumer import Consumer
 
 from celery_dflock.config import settings
 from celery_dflock.outcome import delivery
+from celery_dflock.worker.strategy import RECEIVED
+from dflockd import clock
 
 SHARE = 0.9
 """Of the time that the broker leaves: a task is back with it before that is over."""
@@ -30,7 +32,7 @@ logger = logging.getLogger("celery_dflock")
 
 
 def limit(app: Celery) -> float | None:
-    """Return the seconds that a task may wait here with its message; ``None`` for any number.
+    """Return the seconds that a task may be here with its message; ``None`` for any number.
 
     With RabbitMQ ``x-consumer-timeout`` of a queue counts (milliseconds), else
     ``dflock_consumer_timeout``.
@@ -45,6 +47,12 @@ def limit(app: Celery) -> float | None:
     known = [_own_timeout(queue, usual) for queue in queues] or [usual]
     least = min((seconds for seconds in known if seconds), default=0.0)
     return max(1.0, SHARE * least // 1) if least else None
+
+
+def since_received(request: Any) -> float:
+    """Return the seconds for which the broker has waited: an ETA and a rate limit count too."""
+    now = clock.now()
+    return now - float(getattr(request.message, RECEIVED, now))
 
 
 def _own_timeout(queue: Any, usual: float) -> float:

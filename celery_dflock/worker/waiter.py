@@ -93,9 +93,10 @@ class Waiter:
         # What was waited before counts, if the wait goes on.
         self._here_since = clock.now()
         self._began = self._here_since - header.waited
-        most = unacknowledged.limit(request.task.app)
+        most = self._limit = unacknowledged.limit(request.task.app)
         left = options.queue_timeout
         if most is not None:  # not all at once: hundreds may have come together
+            most -= unacknowledged.since_received(request)
             most = max(1.0, most * chance.uniform(LEAST_SHARE, 1.0) // 1)
         if left is not None:
             left = max(0.0, left - header.waited)
@@ -143,6 +144,16 @@ class Waiter:
             label = label_of(task.name, request.id)
             waiter._make_locks = partial(bound.locks_of, *call, label, owner)
         return waiter
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the broker may not wait until a process is free that this would queue for.
+
+        Not if it had no time to wait: then it has just been here, and was sent again for that.
+        """
+        if self._limit is None or not self.timeout:
+            return False
+        return unacknowledged.since_received(self.request) >= LEAST_SHARE * self._limit
 
     @property
     def context(self) -> Context:

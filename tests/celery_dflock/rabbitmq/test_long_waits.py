@@ -110,3 +110,43 @@ def test_many_waits_are_cut_while_no_process_is_free(
     # Who is on its way through the broker when the lock is free is passed.
     assert sorted(started(cluster, key)) == sorted(each.id for each in sent)
     assert not cluster.events(what="requeued", key=key)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("impatient")
+def test_the_time_before_a_wait_counts(make_bus: Callable[..., Bus], key: str) -> None:
+    """RabbitMQ waits from the moment in which the worker receives the message, which has an ETA."""
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    told = round(0.6 * PATIENCE_OF_RABBITMQ)
+    with bus.running("one", dflock_consumer_timeout=told) as worker:
+        with cluster.lock(key, ttl=300):
+            # Without the time before it, the wait would take until RabbitMQ has no patience any more.
+            sent = bus.send(jobs.parked, key, countdown=0.75 * PATIENCE_OF_RABBITMQ)
+            cluster.wait(lambda: received(worker, sent) > 1 or None, "it comes again")
+        cluster.wait_event("end", sent)
+        assert worker.running
+        assert "PRECONDITION_FAILED" not in worker.log_text()
+    assert not cluster.events(what="requeued", key=key)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("impatient")
+def test_a_task_whose_time_is_over_queues_for_a_process_with_a_new_message(
+    make_bus: Callable[..., Bus], key: str, gate: Path
+) -> None:
+    """No process is free, and RabbitMQ has waited for most of its time already."""
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    given_up = {"lock_timeout": CONSUMER_TIMEOUT - 2, "lock_conflict": "skip"}
+    with bus.running("one", dflock_consumer_timeout=CONSUMER_TIMEOUT) as worker:
+        busy = [bus.send(jobs.plain, f"{key}-busy", gate=str(gate)) for _ in range(2)]
+        for each in busy:
+            cluster.wait_event("start", each)
+        with cluster.lock(key, ttl=300):
+            sent = bus.send(jobs.parked, key, headers={"dflock": given_up})
+            cluster.wait(lambda: received(worker, sent) > 1 or None, "it comes again")
+            gate.touch()
+            assert Skipped.of(sent.get(timeout=PATIENCE))
+        assert received(worker, sent) == 2, "once: its time is over"
+    assert not cluster.events(what="requeued", key=key)
