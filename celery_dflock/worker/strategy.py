@@ -28,9 +28,8 @@ def default(task: Task, app: Celery, consumer: Consumer) -> Callable[..., Any]:
     handler = strategy.default(task, app, _Detour(consumer, wait.take))
 
     def receive(message: Any, *args: Any, **kwargs: Any) -> Any:
-        setattr(
-            message, RECEIVED, clock.now()
-        )  # its broker waits from now on, whatever comes first
+        # Its broker waits from now on, whatever comes first.
+        setattr(message, RECEIVED, clock.now())
         return handler(message, *args, **kwargs)
 
     return receive

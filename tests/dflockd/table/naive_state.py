@@ -284,9 +284,9 @@ class NaiveState:
         self.away: list[Waiter] = []
         """Waiters who are away, in a queue or passed by others."""
         self.granted: list[Hold] = []
+        """All that ever were."""
         self.earlier: set[tuple[Name, bytes]] = set()
         """What was granted before the last crash: with longer leases, perhaps."""
-        """All that ever were."""
         self.arrivals = 0
         self.kept = self.forgotten = 0
         self.seen: Counter[str] = Counter()
