@@ -138,7 +138,9 @@ def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
     def owners(exchange: str, worker: str) -> tuple[Any, Any]:
         info = {"exchange": exchange, "routing_key": "default"}
         message = {"id": "1", "retries": 2, "delivery_info": info, "hostname": worker}
-        there = SimpleNamespace(task=task, id="1", args=(), kwargs={}, request_dict=message)
+        there = SimpleNamespace(
+            task=task, id="1", args=(), kwargs={}, request_dict=message, message=SimpleNamespace()
+        )
         waiter = Waiter.of(there)
         assert waiter is not None
         asks = waiter.lock._session.target.introduction.owner
