@@ -152,7 +152,7 @@ def test_a_redelivery_does_not_take_its_own_position_for_another_run(
 ) -> None:
     """A message can come twice while its task is away: from its latest attempt there is a position."""
     task, name = jobs.patient, f"redelivery-of-who-is-away-{key}"
-    owner = runs_of(task.name, "")(name, 0, "")
+    owner = runs_of(task.name, "")(name, 0, "", 0)
     place = DistributedLock(key, servers=[cluster.lock_server.address], owner=owner)
     with cluster.lock(key) as holder:
         assert place.enqueue() == "queued"
@@ -168,7 +168,7 @@ def test_a_redelivery_of_who_holds_the_lock_keeps_no_position(
     cluster: Cluster, key: str, task: Task
 ) -> None:
     name = f"redelivery-{task.name}-{key}"
-    owner = runs_of(task.name, "")(name, 0, "")
+    owner = runs_of(task.name, "")(name, 0, "", 0)
     with DistributedLock(key, 0, 30, [cluster.lock_server.address], owner=owner) as holder:
         sent = cluster.send(task, key, task_id=name)
         cluster.wait_event("requeued", sent)
