@@ -20,7 +20,7 @@ PATIENCE = 2.0
 
 def ask() -> None:
     """Send a ping and wait for what comes of it; an OSError if nothing does."""
-    secret = os.environ.get("DFLOCKD_AUTH_TOKEN", "").encode()
+    secret = os.environb.get(b"DFLOCKD_AUTH_TOKEN", b"")  # it need not be text
     if path := os.environ.get("DFLOCKD_AUTH_TOKEN_FILE"):
         secret = Path(path).read_bytes().rstrip(b"\r\n")
     with connect() as connection:

@@ -228,10 +228,14 @@ def health(**env):
     )
 
 
-@pytest.mark.parametrize("case", ["plain", "token file", "TLS", "client certificates", "unix"])
+@pytest.mark.parametrize(
+    "case", ["plain", "token", "token file", "TLS", "client certificates", "unix"]
+)
 def test_the_health_check_is_answered(case, tmp_path):
     env = {}
-    if case == "token file":
+    if case == "token":
+        env["DFLOCKD_AUTH_TOKEN"] = "\udcff"  # a byte that is no text
+    elif case == "token file":
         (tmp_path / "token").write_text("sesame\n")
         env["DFLOCKD_AUTH_TOKEN_FILE"] = str(tmp_path / "token")
     elif case in ("TLS", "client certificates"):
@@ -252,7 +256,8 @@ def test_the_health_check_is_answered(case, tmp_path):
         done = health(DFLOCKD_HOST="127.0.0.1", DFLOCKD_PORT=str(server.port), **env)
 
         assert done.returncode == 0, done.stderr
-        assert "WARNING" not in server.log_text()
+        # Of the secret, which is an argument here.
+        assert server.log_text().count("WARNING") == (case == "token")
 
 
 def test_the_health_check_notices_silence_and_absence(tmp_path):

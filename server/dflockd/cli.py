@@ -241,6 +241,7 @@ async def _serve_shards(settings: Settings) -> int:
     http = _http(server, settings, cluster=node, door=door)
     # Also while the store is away: a probe of whether this process lives must not take it for dead.
     if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
+        await server.stop(0)
         return 1
     name = f"etcd {', '.join(store.endpoints)}"
     member, refused = Member(node, store, server.carry_out, name=name), asyncio.Event()
@@ -328,12 +329,12 @@ def _tell_refusal(exc: ParametersError | StoreError, settings: Settings) -> None
 
 
 async def _first(ends: Sequence[asyncio.Event], work: asyncio.Task[None]) -> None:
-    """Return once something ends the process, the first of them if the work fails."""
+    """Return once something ends the process, the last of them if the work fails."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (exc := task.exception()) is not None:
             logger.critical("stopping: unexpected error", exc_info=exc)
-            ends[0].set()
+            ends[-1].set()
 
     work.add_done_callback(ended)
     waits = [asyncio.ensure_future(event.wait()) for event in ends]
@@ -421,7 +422,7 @@ def _http(
         port=settings["http_port"],
         tls=settings.tls,
         max_connections=_share(settings).http,
-        certificates=settings.certificates(),
+        good_until=settings.good_until,
     )
     return HttpServer(server, options, journal=journal, cluster=cluster, door=door)
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from dflockd.address import parse_server
 from dflockd.cluster.parameters import MAX_LEASE, SERVING_LEASE, ClusterParameters
-from dflockd.files import SecretFile, read_secret, refuse_irregular
+from dflockd.files import SecretFile, not_after, read_secret, refuse_irregular
 from dflockd.server import ServerOptions, TlsContext
 from dflockd.shards.credentials import EtcdTls, EtcdUser
 from dflockd.shards.keys import SERVERS_PREFIX, Keys
@@ -497,13 +497,18 @@ class Settings:
             return False
         new = _tls(self.values)
         assert new is not None
-        self.tls.current = new
+        self.tls.exchange(new)
         return True
 
-    def certificates(self) -> dict[str, str]:
-        """Return the files with certificates, by the names of their settings."""
-        names = ("tls_cert", "tls_client_ca", "cluster_cert", "cluster_ca")
-        return {name.replace("_", "-"): self[name] for name in names if self[name] is not None}
+    def good_until(self) -> dict[str, float]:
+        """Return when certificates expire, in Unix time, by the names of their settings.
+
+        Of its own the server says so of those that it shows, whatever is in their files.
+        """
+        return {
+            **({} if self.tls is None else self.tls.current.good_until),
+            **_good_until(self.values, "cluster_cert", "cluster_ca"),
+        }
 
     def server_options(self) -> ServerOptions:
         """What the server needs to know."""
@@ -824,7 +829,14 @@ def _tls(values: Mapping[str, Any]) -> TlsContext | None:
         except (OSError, ssl.SSLError) as exc:
             raise SettingError(f"--tls-client-ca: {client_ca!r} does not load: {exc}") from None
         context.verify_mode = ssl.CERT_REQUIRED
+    context.good_until = _good_until(values, "tls_cert", "tls_client_ca")
     return context
+
+
+def _good_until(values: Mapping[str, Any], *names: str) -> dict[str, float]:
+    """Return when a certificate in the files of these settings expires first, by their names."""
+    paths = {name.replace("_", "-"): values[name] for name in names if values[name] is not None}
+    return {name: not_after(path) for name, path in paths.items()}
 
 
 def _renew(tls: TlsContext, values: Mapping[str, Any], seen: list[object]) -> None:
@@ -834,7 +846,8 @@ def _renew(tls: TlsContext, values: Mapping[str, Any], seen: list[object]) -> No
         return
     seen[0] = stamp
     try:
-        tls.current = _tls(values) or tls
+        if (new := _tls(values)) is not None:
+            tls.exchange(new)
     except SettingError as exc:  # one of two has been exchanged, perhaps
         logger.error("the certificates stay as they were: %s", exc)
 

@@ -6,7 +6,7 @@ import logging
 import ssl
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TypeAlias
 
@@ -59,8 +59,8 @@ class HttpOptions:
     tls: ssl.SSLContext | None = None
     max_connections: int = 100
     """Idle ones make room for others, so that this bounds nothing but open files."""
-    certificates: Mapping[str, str] = field(default_factory=dict)
-    """Files with certificates, by names of settings: until when they are good is a metric."""
+    good_until: Callable[[], Mapping[str, float]] = dict
+    """Returns until when certificates are good, by names of settings: a metric."""
 
 
 class HttpServer:
@@ -107,7 +107,7 @@ class HttpServer:
                 self._lag,
                 self._journal,
                 self._cluster,
-                self._options.certificates,
+                self._options.good_until,
             ),
             self._server.slices,
         )

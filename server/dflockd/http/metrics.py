@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -22,7 +22,6 @@ from prometheus_client.registry import Collector
 
 from dflockd import __version__, clock, compiled
 from dflockd.cluster.tenures import Stage
-from dflockd.files import not_after
 from dflockd.http.health import ClusterHealth, Probe, look
 from dflockd.server import Server, Slices
 from dflockd.storage import SEGMENT, Journal
@@ -73,14 +72,14 @@ class ServerCollector:
         lag: LoopLag,
         journal: Journal | None,
         cluster: ClusterHealth | None,
-        certificates: Mapping[str, str],
+        good_until: Callable[[], Mapping[str, float]],
     ) -> None:
         self._server = server
         self._probes = probes
         self._lag = lag
         self._journal = journal
         self._cluster = cluster
-        self._certificates = certificates
+        self._good_until = good_until
 
     def collect(self) -> Iterator[Metric]:
         """Read the metrics, each when it is asked for."""
@@ -261,22 +260,22 @@ class ServerCollector:
         yield _counter(
             "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
         )
-        if self._certificates:
-            yield self._expiry()
+        if good_until := self._good_until():
+            yield self._expiry(good_until)
         yield _histogram(
             "dflockd_event_loop_lag_seconds",
             "How late the event loop runs what is due.",
             self._lag.seen,
         )
 
-    def _expiry(self) -> Metric:
+    def _expiry(self, good_until: Mapping[str, float]) -> Metric:
         expiry = GaugeMetricFamily(
             "dflockd_certificate_expiry_timestamp_seconds",
-            "Time at which a certificate in the file of this setting expires first, in Unix time.",
+            "Time at which a certificate of this setting expires first, in Unix time.",
             labels=["setting"],
         )
-        for setting, path in self._certificates.items():
-            expiry.add_metric([setting], not_after(path))
+        for setting, until in good_until.items():
+            expiry.add_metric([setting], until)
         return expiry
 
     def _disk(self, journal: Journal) -> Iterator[Metric]:

@@ -142,7 +142,9 @@ class Admission:
     def arrive(self, sock: socket.socket | None = None) -> Guest | None:
         """Count a connection that was accepted; ``None`` if there is no room: close it."""
         if self.total >= self._room:
-            self._refuse()
+            self._refuse(
+                "%d are open, and %d more are not in: that is all", self.inside, self.pending
+            )
             return None
         guest = Guest(self, sock)
         self.total += 1
@@ -176,7 +178,7 @@ class Admission:
         if guest not in self._pending:
             return False
         if self.inside >= self._limit:
-            self._refuse()
+            self._refuse("%d are open, which is the limit", self.inside)
             return False
         del self._pending[guest]
         self._tls.pop(guest, None)
@@ -193,10 +195,9 @@ class Admission:
         elif self._pending.pop(guest, None) is None:
             self._leaving -= 1
 
-    def _refuse(self) -> None:
+    def _refuse(self, why: str, *numbers: int) -> None:
         self.refused += 1
-        text = f"{self._name} refused: %d are open, which is the limit"
-        self._log.warning(text, self.inside)
+        self._log.warning(f"{self._name} refused: {why}", *numbers)
 
     def _log_crowded(self, number: int) -> None:
         text = f"{self._name} closed, the oldest of %d that are not in: others need the room"

@@ -29,7 +29,7 @@ CROWDED = 0.05
 RETRY = 0.1
 """Seconds until connections are accepted again after the system had no room for one."""
 
-FAREWELL = 5.0
+FAREWELL = 1.0
 """Seconds that the end of a TLS connection waits for the farewell of the peer."""
 
 # Nobody waits for the handshake but the admission, which has its own idea of how long.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,10 +37,14 @@ class TlsContext(ssl.SSLContext):
     it half changed, and authorities can only be added.
     """
 
+    first: TlsContext
+    """The one that the server began with, which has `current` and `renew`; itself at first."""
     current: TlsContext
-    """What new connections get; itself at first."""
+    """What new connections get."""
     renew: Callable[[], None] | None = None
     """Looks whether there is something new for `current`, before each connection."""
+    good_until: Mapping[str, float]
+    """When a certificate in it expires first, in Unix time, by the setting that names its file."""
 
     sslobject_class = _Handshaker
 
@@ -58,12 +62,18 @@ class TlsContext(ssl.SSLContext):
         """Return one that has nothing loaded yet."""
         context = cls(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.current = context
+        context.first = context.current = context
+        context.good_until = {}
         context.sni_callback = _switch
         # A client that resumes a session shows no certificate, and gets a new ticket: an expired
         # certificate would be good forever. With TLS 1.2 there is one ticket for two hours.
         context.num_tickets = 0
         return context
+
+    def exchange(self, new: TlsContext) -> None:
+        """Have new connections get another one. It knows this one, and so of whatever comes later."""
+        new.first = self
+        self.current = new
 
 
 def _switch(
@@ -71,11 +81,13 @@ def _switch(
 ) -> ssl.AlertDescription | None:
     # OpenSSL calls this once it has the first message of a handshake. The context is another by now
     # if the certificates were exchanged since the handshake was begun, before a word was said.
-    if isinstance(context, TlsContext) and context.renew is not None:
-        context.renew()
-    if isinstance(context, TlsContext) and context.current is not context:
+    assert isinstance(context, TlsContext)
+    first = context.first
+    if first.renew is not None:
+        first.renew()
+    if first.current is not context:
         if connection.session_reused:
             # By what the old one knows. The client makes a new session the next time.
             return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
-        connection.context = context.current
+        connection.context = first.current
     return None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
 
+from dflockd import cli
+from examples.demo.stage import wait_until
 from tests.dflockd.cluster.holders import LEASE, Holder
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.shards.etcd_process import Etcd
@@ -32,6 +36,31 @@ def test_parameters_that_were_deleted_refuse_to_start_and_are_written_again_as_i
     assert "/dflockd/meta is missing" in line
     etcd.control(*shlex.split(line.partition("etcdctl ")[2]))
     assert etcd.control("get", "/dflockd/meta")["kvs"][0]["value"] == kept
+
+
+def test_a_socket_is_not_left_by_a_server_that_cannot_show_itself(
+    cluster: ClusterStage, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = "--http-port", str(taken.getsockname()[1])
+        unix = "--unix-socket", str(path)
+        server = FewShards(tmp_path, *cluster.arguments(), *unix, *http, name="unshown")
+        with server:
+            server.wait_log("choose another --http-host or --http-port")
+            wait_until(lambda: not server.running or None, 30, lambda: "it goes on")
+    assert not path.exists()
+
+
+async def test_work_that_fails_ends_the_server_as_one_that_was_refused() -> None:
+    stopped, over, refused = (asyncio.Event() for _ in range(3))
+
+    async def fails() -> None:
+        raise RuntimeError("planted")
+
+    await cli._first((stopped, over, refused), asyncio.ensure_future(fails()))
+    assert refused.is_set()
+    assert not stopped.is_set()
 
 
 def _complaint(server: ClusterServer) -> str:

@@ -240,12 +240,18 @@ def test_it_is_https_where_the_wire_is_tls(start_site: StartSite, tmp_path: Path
     context = ssl.create_default_context(cafile=ca)
     context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
 
-    with urllib.request.urlopen(site.url + "metrics", context=context, timeout=15) as answer:
-        metrics = answer.read().decode()
-    for setting, path in ("tls-cert", cert), ("tls-client-ca", ca):
-        name = f'dflockd_certificate_expiry_timestamp_seconds{{setting="{setting}"}}'
-        [value] = re.findall(rf"^{re.escape(name)} (.+)$", metrics, re.MULTILINE)
-        assert float(value) == not_after(path) > 0
+    def expiry() -> dict[str, float]:
+        with urllib.request.urlopen(site.url + "metrics", context=context, timeout=15) as answer:
+            metrics = answer.read().decode()
+        name = "dflockd_certificate_expiry_timestamp_seconds"
+        found = re.findall(rf'^{name}{{setting="(.+)"}} (.+)$', metrics, re.MULTILINE)
+        return {setting: float(value) for setting, value in found}
+
+    until = not_after(cert)
+    assert expiry() == {"tls-cert": until, "tls-client-ca": not_after(ca)}
+    assert until > 0
+    (tmp_path / "server.pem").write_text("")
+    assert expiry()["tls-cert"] == until, "it shows the one from before"
 
 
 def test_a_request_that_names_no_host(site: Site) -> None:

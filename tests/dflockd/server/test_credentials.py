@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,9 +40,9 @@ class Files:
     def start(self, start_server: StartServer, *flags: str) -> ServerProcess:
         return start_server(*(word for flag in flags for word in (flag, str(self.arguments[flag]))))
 
-    def exchange(self, *names: str) -> None:
+    def exchange(self, *names: str, back: bool = False) -> None:
         for name in names:
-            shutil.copy(self.second / name, self.directory / name)
+            shutil.copy((self.first if back else self.second) / name, self.directory / name)
 
 
 def certificate(files: Files, start_server: StartServer) -> None:
@@ -53,6 +54,13 @@ def certificate(files: Files, start_server: StartServer) -> None:
     files.exchange("server.key")
     assert is_served(server, trusting(files.second))
     assert not is_served(server, trusting(files.first))
+    files.exchange("server.pem", "server.key", back=True)
+    assert is_served(server, trusting(files.first))
+    files.exchange("server.pem", "server.key")
+    server.signal(signal.SIGHUP)
+    server.wait_for_log("certificates reloaded")
+    files.exchange("server.pem", "server.key", back=True)
+    assert is_served(server, trusting(files.first))
 
 
 def authority(files: Files, start_server: StartServer) -> None:
@@ -61,6 +69,9 @@ def authority(files: Files, start_server: StartServer) -> None:
     files.exchange("ca.pem")
     assert not is_served(server, trusting(files.first, files.first))
     assert is_served(server, trusting(files.first, files.second))
+    files.exchange("ca.pem", back=True)
+    assert not is_served(server, trusting(files.first, files.second))
+    assert is_served(server, trusting(files.first, files.first))
 
 
 def token(files: Files, start_server: StartServer) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer, eventually
 from tests.dflockd.server.server_support import tls_flags
 
 Install = Callable[[Path], None]
@@ -225,6 +225,19 @@ def test_a_wish_during_the_start_is_carried_out_by_the_server(moment: str) -> No
         try:
             log = iter(process.stderr.readline, "")
             assert any("SIGHUP: nothing to reload" in line for line in log)
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_server_without_a_log_serves(tmp_path: Path) -> None:
+    """As a daemon it may be started with no standard error."""
+    path = tmp_path / "socket"
+    flags = ["--host", "127.0.0.1", "--port", "0", "--unix-socket", str(path)]
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "dflockd", *flags]
+    with subprocess.Popen(command) as process:
+        try:
+            eventually(path.exists)
         finally:
             process.terminate()
         assert process.wait(PATIENCE) == 0

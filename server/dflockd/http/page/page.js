@@ -479,10 +479,10 @@ function showDetail(detail, now) {
     let button = line.querySelector("button");
     if (state.canRelease && !button) {
       button = make("button", { type: "button" }, "Release…");
-      button.addEventListener("click", () => offer(detail, button.holder));
+      button.addEventListener("click", () => offer(button.detail, button.holder));
       line.append(button);
     }
-    if (button) button.holder = holder;
+    if (button) Object.assign(button, { detail, holder });
   });
 }
 

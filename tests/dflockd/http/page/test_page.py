@@ -327,9 +327,10 @@ def test_a_release_says_who_it_ends_and_who_is_next(closed_site: Site, open_page
         named(closed_site, "shop.sync[22-bbbb] w2 pid 8"),
     )
     stuck.lock("page:told")
-    following.request("l", "page:told", "60")
     page = open_page(closed_site, http_credentials={"username": "ann", "password": SECRET})
     row_of(page, "page:told").locator(".toggle").click()
+    expect(page.get_by_role("button", name="Release…")).to_have_count(1)
+    following.request("l", "page:told", "60")
     expect(page.locator("tr.detail ol li")).to_have_count(1)
     page.get_by_role("button", name="Release…").click()
     for part, text in (
