@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from dflockd.table import Peer
 from dflockd.table.rates import BLOCK, RateBlock
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
     Enqueue,
     Enqueued,
+    FairGroup,
     Granted,
     Rate,
     Release,
@@ -39,6 +43,27 @@ def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(
     site.go_to(105.0)
     assert site.granted() == []
     assert site.table._partition.rates.open[LOCK, b"k"].free(site.now) == 0
+
+
+def test_who_needs_many_places_waits_no_longer_than_until_they_are_free(site: Site) -> None:
+    """There may be too many to look through in one step."""
+    many = Rate(100_000, 60_000)
+
+    def asked(weight: int, timeout: int = 0) -> tuple[Peer, Any]:
+        peer, share = site.table.connect(), FairGroup(b"", 0, weight) if weight > 1 else None
+        return peer, site.ask(
+            peer, Acquire(LOCK, b"k", UNLIMITED, timeout, LEASE, many, group=share)
+        )
+
+    begun = site.now
+    for weight, after in (1, 0), (99_998, 10), (1, 59):
+        site.go_to(begun + after)
+        peer, reply = asked(weight)
+        site.ask(peer, Release(LOCK, b"k", reply.token))
+    site.go_to(begun + 71)
+    waiter, _ = asked(90_000, timeout=600)
+    site.go_to(begun + 71.1)
+    assert site.granted() == [waiter.id]
 
 
 def test_who_says_nothing_has_begun_when_the_hold_ends(site: Site) -> None:
