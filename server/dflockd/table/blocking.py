@@ -121,17 +121,19 @@ class DeadlockSearch:
                     blocked.setdefault(run, [])
                     self._connect(run, waiter, graph, blocked)
         self._measure(blocked)
+        waited_for: dict[bytes, list[bytes]] = {}
+        """By whom each of them is."""
+        for run, holders in graph.items():
+            for other in holders:
+                waited_for.setdefault(other, []).append(run)
         # A run that waits for one that can go on is in no circle: what is left is.
         stuck = set(graph)
-        while stuck:
-            free = [run for run in stuck if not all(other in stuck for other in graph[run])]
-            if not free:
-                break
-            stuck.difference_update(free)
-        while stuck:
-            circle = self._circle(min(stuck), graph)
-            self.circles.append(circle)
-            stuck -= _leading_to(circle, graph, stuck)
+        _take_out([run for run in waited_for if run not in graph], waited_for, stuck)
+        for run in sorted(stuck):
+            if run in stuck:
+                circle = self._circle(run, graph)
+                self.circles.append(circle)
+                _take_out([run_of(link.waiter) for link in circle], waited_for, stuck)
 
     def _connect(
         self,
@@ -176,33 +178,26 @@ class DeadlockSearch:
             self.longest = 1 + max(depth.values())
 
     def _circle(self, start: bytes, graph: dict[bytes, dict[bytes, Link]]) -> list[Link]:
-        way: list[bytes] = []
+        seen: dict[bytes, None] = {}
         run = start
-        while run not in way:
-            way.append(run)
+        while run not in seen:
+            seen[run] = None
             run = next(iter(graph[run]))
+        way = list(seen)
         way = way[way.index(run) :]
         first = way.index(min(way))  # one circle is said in the same words each time
         way = way[first:] + way[:first]
         return [graph[each][way[(at + 1) % len(way)]] for at, each in enumerate(way)]
 
 
-def _leading_to(
-    circle: list[Link], graph: dict[bytes, dict[bytes, Link]], stuck: set[bytes]
-) -> set[bytes]:
-    """Return those of the stuck who are in a circle, or wait for somebody who is."""
-    found = {run_of(link.waiter) for link in circle}
-    before: dict[bytes, list[bytes]] = {}
-    for run in stuck:
-        for other in graph[run]:
-            before.setdefault(other, []).append(run)
-    more = list(found)
-    while more:
-        for run in before.get(more.pop(), ()):
-            if run not in found:
-                found.add(run)
-                more.append(run)
-    return found
+def _take_out(runs: list[bytes], waited_for: dict[bytes, list[bytes]], stuck: set[bytes]) -> None:
+    """Take some out of the stuck, and all who wait for one of them, or for one who does."""
+    stuck.difference_update(runs)
+    while runs:
+        for run in waited_for.get(runs.pop(), ()):
+            if run in stuck:
+                stuck.remove(run)
+                runs.append(run)
 
 
 def _is_retry(run: bytes, waiter: Waiter) -> bool:
