@@ -200,6 +200,8 @@ class LockSession(Requester):
             self.lease = None
         for link in (self.asking, self.queued, self.telling):
             if link is not None:
+                if self._forks == forks.count:
+                    link.interrupt()  # else another thread that waits on it would wait on
                 link.close()
         self.asking = self.queued = self.telling = None
         self.waiter = {}

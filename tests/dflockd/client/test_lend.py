@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,23 @@ def test_what_is_lent_ends_with_the_lender_until_it_is_adopted(server: LockServe
     wait_free(server, "lent")
     assert lender.acquire()  # as good as new
     assert lender.release()
+
+
+def test_who_waits_in_another_thread_is_given_up_too(server: LockServer) -> None:
+    waits = DistributedLock("elsewhere", None, 600, [server.address])
+    holder = lock_of(server, "elsewhere")
+
+    def asked() -> int:
+        return len(holder.inspect()["waiters"])
+
+    with holder, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waits.acquire)
+        wait_until(lambda: asked() or None, PATIENCE, lambda: "it does not wait")
+        waits.abandon()
+        wait_until(lambda: not asked() or None, PATIENCE, lambda: "it is still in the queue")
+        # By whichever it hears of first: that it was given up, or that its connection has ended.
+        with pytest.raises((errors.AcquireCancelledError, errors.UnreachableError)):
+            waiting.result(PATIENCE)
 
 
 def test_what_is_lent_is_renewed_no_more(server: LockServer) -> None:
