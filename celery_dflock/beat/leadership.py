@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.firing import Firing, counts_from_last_run, due_after, latest_due
 from celery_dflock.beat.store import Runs, Store
 from celery_dflock.locks import is_kept
-from dflockd import errors
+from dflockd import clock, errors
 from dflockd.sync_client import DistributedLock
 
 MOST_AHEAD = timedelta(minutes=5)
@@ -34,6 +35,11 @@ class NotReservedError(BaseException):
     """
 
 
+def _ahead() -> float:
+    """Return by how many seconds the time of day is ahead of a clock that nobody sets."""
+    return time.time() - clock.now()
+
+
 class Lead:
     """One term of leadership, from a grant until the lock is lost or the process ends.
 
@@ -48,6 +54,7 @@ class Lead:
         self._claims = claims
         self.store = store
         self.is_over = False
+        self._ahead = _ahead()
         self._unsaved: Runs = {}
 
     @property
@@ -59,10 +66,15 @@ class Lead:
         """Return whether this beat still leads; ``False`` while that is in doubt.
 
         Raises:
-            NotLeadingError: the lock is lost.
+            NotLeadingError: the lock is lost, or the clock was set back. Then a scheduler waits for
+                the times of before, and the next leader counts from now.
         """
         if not is_kept(self._lock):
             raise NotLeadingError("its lease has ended, or the lock server forgot it")
+        ahead = _ahead()
+        if ahead < self._ahead - MOST_AHEAD.total_seconds():
+            raise NotLeadingError(f"its clock was set back by {self._ahead - ahead:.0f} s")
+        self._ahead = max(self._ahead, ahead)
         return self._lock.held
 
     @property

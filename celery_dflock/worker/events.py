@@ -22,7 +22,6 @@ from celery.app.task import Context
 from celery.exceptions import Retry
 from celery.utils.dispatch import Signal
 from celery.worker.consumer import Consumer
-from kombu.exceptions import OperationalError
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_dflock.exceptions import LockNotAcquiredError
@@ -148,7 +147,10 @@ def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:
             connection = producer.connection
             connection.ensure_connection(**RETRY_POLICY)  # else the channel tries for seconds
             with app.events.Dispatcher(
-                connection, request.hostname, channel=producer.channel
+                connection,
+                request.hostname,
+                channel=producer.channel,
+                buffer_while_offline=False,  # what it keeps for later ends with it, unsaid
             ) as dispatcher:
                 dispatcher.send(
                     kind,
@@ -158,5 +160,6 @@ def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:
                     retry_policy=RETRY_POLICY,
                     **fields,
                 )
-    except OperationalError as exc:
+    except Exception as exc:
+        # Whatever it is: an event does not end what it is about.
         logger.warning("event %s of task %s[%s] was not sent: %s", kind, task.name, request.id, exc)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,14 +18,14 @@ from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_dflock.beat import DflockScheduler
+from celery_dflock.beat import DflockScheduler, leadership
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.config import DEFAULT_LOCK_TTL
 from celery_dflock.beat.firing import Firing
 from celery_dflock.beat.leadership import Lead, NotLeadingError, led
 from celery_dflock.config import settings
 from celery_dflock.outcome.header import FIRING
-from dflockd import admin
+from dflockd import admin, clock
 from dflockd.errors import LockLostError
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, wait_until
@@ -66,6 +67,22 @@ def test_the_lease_ends_before_the_message_goes_out() -> None:
     with pytest.raises(NotLeadingError, match="its lease has ended"):
         inner.apply_entry(inner.schedule["job"])
     assert not sent
+
+
+def test_a_leader_whose_clock_is_set_back_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for the times of before."""
+    day = 1e9
+    monkeypatch.setattr(leadership, "time", SimpleNamespace(time=lambda: day + clock.now()))
+    lock = SimpleNamespace(state="held", held=True)
+    lead = Lead(lock, NoClaims(), None)  # type: ignore[arg-type]
+    assert lead.still_leads()
+    day += 3600  # forward is no matter
+    assert lead.still_leads()
+    day -= 290
+    assert lead.still_leads()
+    day -= 20
+    with pytest.raises(NotLeadingError, match="its clock was set back by 310 s"):
+        lead.still_leads()
 
 
 def test_the_claim_of_a_firing_that_was_not_sent_outlives_the_next_term(

@@ -22,7 +22,7 @@ from celery_dflock import LockedTask
 from celery_dflock.signals import task_skipped
 from celery_dflock.worker import events
 from dflockd import admin
-from examples.demo.stage import Process, Worker
+from examples.demo.stage import Process, Redis, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 
@@ -290,3 +290,25 @@ def test_a_broker_that_is_away_holds_up_nobody(
         request = Context(id="away", hostname="here")
         task_skipped.send(sender=task, request=request, key="k", holder=None)
     assert "event lock-skipped of task away[away] was not sent" in caplog.text
+
+
+@pytest.mark.usefixtures("needs_redis")
+def test_the_first_event_without_a_broker_is_told_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is one that was good."""
+    app = Celery("gone", set_as_current=False)
+
+    @app.task(shared=False, name="gone", base=LockedTask)
+    def task() -> None: ...
+
+    monkeypatch.setattr(events, "_wanted", b"\1")
+    with Redis(tmp_path) as redis:
+        app.conf.broker_url = redis.url
+        for name in ("there", "first", "second"):
+            request = Context(id=name, hostname="here")
+            task_skipped.send(sender=task, request=request, key="k", holder=None)
+            if name == "there":
+                redis.kill()
+    lost = re.findall(r"task gone\[(\w+)\] was not sent", caplog.text)
+    assert lost == ["first", "second"]
