@@ -417,11 +417,9 @@ class Rates:
     def wake(self, rate: KeyRate, more: int, now: float) -> None:
         """Have the rate fall due when more than so many places are free: somebody waits for one."""
         at = rate.next(now, more)
-        if at is None or (at <= now and rate.free(now) > more):
-            return
-        # Places may be free that were not looked through yet: there are too many for one look.
-        if (at := max(now, at)) < rate.deadline:
-            self._deadlines.reset(rate, at - now + LATE, now)
+        if at is not None and at != now and at < rate.deadline:
+            # It is over where there are too many to look through at once: then the next look is soon.
+            self._deadlines.reset(rate, max(0.0, at - now) + LATE, now)
 
     def look_again(self, rate: KeyRate, now: float, *, is_used: bool) -> bool:
         """Say whether a rate that is due can be dropped; if not, it falls due again.
