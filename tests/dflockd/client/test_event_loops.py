@@ -157,14 +157,14 @@ def test_released_in_another_loop(
 def test_used_in_another_loop(
     server: ServerProcess, start_loop: Callable[..., LoopThread], key: str, first: str
 ) -> None:
-    lock = lock_on(server, key, lease_ttl_s=20)
+    lock = lock_on(server, key, lease_ttl_s=1200)
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
     one.goes(first)
 
     async def use() -> None:
-        assert await lock.renew(10) is True
-        assert (lock.held, lock.lease) == (True, 10)
+        assert await lock.renew(600) is True
+        assert (lock.held, lock.lease) == (True, 600)  # until the next renewal, in minutes
         token = await lock.detach(30)
         assert token
         assert not is_free(server, key)
