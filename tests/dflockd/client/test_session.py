@@ -31,7 +31,7 @@ from tests.dflockd.client.weather import BrokenRuleError, some_weather
 RARE = {
     "a shorter lease begins once it is confirmed": 174,
     "of two connections the one that has not answered is closed": 178,
-    "a position is left with its connection open": 53,
+    "a position is left with its connection open": 27,
 }
 """Planted faults that few worlds show, and the first world that does."""
 
