@@ -237,7 +237,7 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
         return TimedOut(LockNotAcquiredError(kept, why))
     refused = locks.acquire(ticket, partial(_reserve, plan))
     if refused is None:
-        return _lost_meanwhile(locks)
+        return None if len(plan.keys) == 1 else _lost_meanwhile(locks)
     seconds, said = locks.timeout, locks.reservation
     waited = f"waited {seconds} s (lock_timeout)" if seconds else ""
     return _timed_out(locks, refused, waited, Kept.of(locks.ticket, said and said.away_s))
@@ -248,8 +248,6 @@ def _lost_meanwhile(locks: Locks) -> Overtaken | None:
 
     The body has not begun: that is no loss, and the task waits for all of them anew.
     """
-    if len(locks.keys) == 1:
-        return None
     try:
         locks.check()
     except LockLostError as exc:
