@@ -12,7 +12,7 @@ import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
 
 from dflockd.table import HoldRecord, NewestRecord, ReservedPosition, Snapshot, WaiterRecord
@@ -103,16 +103,17 @@ def _of_rate(rate: RateRecord, now: float) -> _Row:
 
     In milliseconds, and each but the first as what it is less than the one before: small numbers.
     """
-    ages = [max(0, math.floor((now - time) * 1000 - 1e-3)) for time in rate.times]
+    ages = [max(0, math.floor((now - time) * 1000 - 1e-3)) for time in rate.begun[::2]]
     steps = [before - age for before, age in pairwise(ages)]
-    return [*_plain(rate._replace(times=())), ages[:1], steps]
+    return [*_plain(rate._replace(begun=())), ages[:1], steps, list(map(int, rate.begun[1::2]))]
 
 
 def _rate(fields: _Row, now: float) -> RateRecord:
-    *others, first, steps = fields
+    *others, first, steps, places = fields
     ages = accumulate(steps, operator.sub, initial=first[0]) if first else ()
+    times = (now - age / 1000 for age in ages)
     rate = RateRecord(*_read(_RATE, others))
-    return rate._replace(times=tuple(now - age / 1000 for age in ages))
+    return rate._replace(begun=tuple(chain.from_iterable(zip(times, places, strict=True))))
 
 
 def _of_pause(pause: PauseRecord, now: float) -> _Row:

@@ -266,7 +266,7 @@ class StateDir:
             self.recovery = float(state["longest_lease"])
             self.holds = [_doubted(hold, now) for hold in restored.holds]
             self.rates = [
-                rate._replace(times=()) for rate in restored.rates if isinstance(rate, RateRecord)
+                rate._replace(begun=()) for rate in restored.rates if isinstance(rate, RateRecord)
             ]
             # Until then holders may come back whose runs were granted before, and begin.
             self.rates_since = now + self.recovery

@@ -149,9 +149,9 @@ def encode_end(name: Name, seed: int) -> bytes:
 
 def encode_rate(record: RateRecord, seed: int) -> bytes:
     """Return the record of some beginnings of a rate."""
-    space, key, runs, window, number, times = record
-    body = _RATE.pack(_IS_RATE, space, number, runs, window, len(key), len(times)) + key
-    body += array("d", times).tobytes()
+    space, key, runs, window, number, begun = record
+    body = _RATE.pack(_IS_RATE, space, number, runs, window, len(key), len(begun)) + key
+    body += array("d", begun).tobytes()
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -291,10 +291,10 @@ def _read(body: bytes) -> JournalRecord:
 def _read_rate(body: bytes) -> RateRecord:
     _, space, number, runs, window, key_size, count = _RATE.unpack_from(body)
     key_end = _RATE.size + key_size
-    times = array("d")
-    times.frombytes(body[key_end : key_end + count * times.itemsize])
+    begun = array("d")
+    begun.frombytes(body[key_end : key_end + count * begun.itemsize])
     key = body[_RATE.size : key_end]
-    return RateRecord(space, key, runs, window, number, tuple(times))
+    return RateRecord(space, key, runs, window, number, tuple(begun))
 
 
 def _read_packed(body: bytes) -> PackedRecord:

@@ -14,7 +14,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dflockd.table.counts import Counts
@@ -50,8 +50,8 @@ class RateRecord(NamedTuple):
     window: float
     number: int
     """Of the block: the later of one rate has the larger one."""
-    times: tuple[float, ...]
-    """When runs have begun, in order."""
+    begun: tuple[float, ...]
+    """When runs have begun, in order, and behind each time how many places it took."""
 
 
 class PackedRecord(NamedTuple):
@@ -62,7 +62,8 @@ class PackedRecord(NamedTuple):
     names: tuple[bytes, ...]
     """Of each one byte for its space, and its key."""
     numbers: array[float]
-    """Of each how many may run in which window and how many have, then when these have begun."""
+    """Of each how many may run in which window, then how many numbers say what has begun, and these
+    as in a `RateRecord`."""
 
 
 class RateBook:
@@ -87,22 +88,32 @@ class RateBook:
 class RateBlock:
     """Some beginnings of a rate, in order."""
 
-    __slots__ = ("ended", "first", "number", "rate", "times")
+    __slots__ = ("begun", "ended", "first", "number", "places", "rate")
 
     def __init__(self, rate: KeyRate, number: int) -> None:
         self.rate = rate
         self.number = number
-        self.times: array[float] = array("d")
+        self.begun: array[float] = array("d")
+        """As in a `RateRecord`."""
         self.first = 0
-        """So many of them are over a window ago."""
+        """So many of these numbers are of runs that have begun over a window ago."""
+        self.places = 0
+        """How many places the others take."""
         self.ended = False
         """Whether it is of no more use."""
 
     def kept(self) -> RateRecord:
         """Return what is worth keeping."""
         rate = self.rate
-        times = tuple(self.times[self.first :])
-        return RateRecord(rate.space, rate.key, rate.runs, rate.window, self.number, times)
+        begun = tuple(self.begun[self.first :])
+        return RateRecord(rate.space, rate.key, rate.runs, rate.window, self.number, begun)
+
+    def add(self, begun: Sequence[float]) -> None:
+        """Take in what has begun after all that is here."""
+        self.begun.extend(begun)
+        places = int(sum(begun[1::2]))
+        self.places += places
+        self.rate.begun += places
 
 
 class KeyRate(Timed):
@@ -143,7 +154,7 @@ class KeyRate(Timed):
         self.over = 0
         """In so many of the first ones nothing counts any more."""
         self.begun = 0
-        """How many are in them that count."""
+        """How many places those in them take that count."""
 
     def free(self, now: float) -> int:
         """Return how many places are free. It is less than none after `runs` has become less."""
@@ -173,26 +184,32 @@ class KeyRate(Timed):
         if over < 0:
             return now
         for block in itertools.islice(self.blocks, self.over, None):
-            count = len(block.times) - block.first
-            if over < count:
-                return block.times[block.first + over] + self.window
-            over -= count
+            if over >= block.places:
+                over -= block.places
+                continue
+            at = block.first
+            while (over := over - int(block.begun[at + 1])) >= 0:
+                at += 2
+            return block.begun[at] + self.window
         return None
 
     def kept(self, now: float) -> list[RateRecord]:
         """Return what is worth keeping: its last block, and others that count."""
         self._forget(now)
         last = self.blocks[-1]
-        return [b.kept() for b in self.blocks if b is last or b.first < len(b.times)]
+        return [b.kept() for b in self.blocks if b is last or b.places]
 
     def _forget(self, now: float) -> None:
         """Let those be that have begun over a window ago; of very many the last count for longer."""
         window = self.window
         for block in itertools.islice(self.blocks, self.over, self.over + STEP):
-            times, first = block.times, block.first
-            block.first = bisect_right(times, now, first, key=lambda time: time + window)
-            self.begun -= block.first - first
-            if block.first < len(times) or block is self.blocks[-1]:
+            begun, first = block.begun, block.first
+            count = bisect_right(begun[first::2], now, key=lambda time: time + window)
+            block.first += 2 * count
+            places = int(sum(begun[first + 1 : block.first : 2]))
+            block.places -= places
+            self.begun -= places
+            if block.places or block is self.blocks[-1]:
                 return
             self.over += 1
 
@@ -220,15 +237,15 @@ class PackedRates(Timed):
         """Return what is worth keeping."""
         return PackedRecord(self.number, tuple(self.names), self.numbers)
 
-    def add(self, name: bytes, runs: int, window: float, times: array[float]) -> None:
+    def add(self, name: bytes, runs: int, window: float, begun: array[float]) -> None:
         """Take in a rate."""
         self.names.append(name)
-        self.numbers.extend((runs, window, len(times)))
-        self.numbers.extend(times)
-        self.size += packed_size(name, times)
+        self.numbers.extend((runs, window, len(begun)))
+        self.numbers.extend(begun)
+        self.size += packed_size(name, begun)
 
     def of(self, name: bytes) -> tuple[int, float, array[float]]:
-        """Return what there is to say of a rate: its runs and window, and when runs have begun."""
+        """Return what there is to say of a rate: its runs and window, and what has begun."""
         numbers, at = self.numbers, _starts(self.numbers)[self.names.index(name)]
         return int(numbers[at]), numbers[at + 1], numbers[at + 3 : at + 3 + int(numbers[at + 2])]
 
@@ -236,14 +253,14 @@ class PackedRates(Timed):
         """Forget a rate."""
         number = self.names.index(name)
         at = _starts(self.numbers)[number]
-        times = self.numbers[at + 3 : at + 3 + int(self.numbers[at + 2])]
-        del self.names[number], self.numbers[at : at + 3 + len(times)]
-        self.size -= packed_size(name, times)
+        begun = self.numbers[at + 3 : at + 3 + int(self.numbers[at + 2])]
+        del self.names[number], self.numbers[at : at + 3 + len(begun)]
+        self.size -= packed_size(name, begun)
 
 
-def packed_size(name: bytes, times: array[float]) -> int:
+def packed_size(name: bytes, begun: array[float]) -> int:
     """Return how many bytes a rate has among others."""
-    return len(name) + 8 * (4 + len(times))
+    return len(name) + 8 * (4 + len(begun))
 
 
 def _starts(numbers: array[float]) -> list[int]:
@@ -260,12 +277,13 @@ def later(record: RateRecord | PackedRecord, by: float) -> RateRecord | PackedRe
     if not by:
         return record
     if isinstance(record, RateRecord):
-        return record._replace(times=tuple(each + by for each in record.times))
-    numbers = array("d")
-    for at in _starts(record.numbers):
-        end = at + 3 + int(record.numbers[at + 2])
-        numbers.extend(record.numbers[at : at + 3])
-        numbers.extend([each + by for each in record.numbers[at + 3 : end]])
+        begun = array("d", record.begun)
+        begun[::2] = array("d", [time + by for time in begun[::2]])
+        return record._replace(begun=tuple(begun))
+    numbers = record.numbers[:]
+    for at in _starts(numbers):
+        for each in range(at + 3, at + 3 + int(numbers[at + 2]), 2):
+            numbers[each] += by
     return record._replace(numbers=numbers)
 
 
@@ -273,8 +291,8 @@ def unpacked(record: PackedRecord) -> Iterator[RateRecord]:
     """Yield each of some rates that rest."""
     numbers = record.numbers
     for name, at in zip(record.names, _starts(numbers), strict=True):
-        times = tuple(numbers[at + 3 : at + 3 + int(numbers[at + 2])])
-        yield RateRecord(name[0], name[1:], int(numbers[at]), numbers[at + 1], record.number, times)
+        begun = tuple(numbers[at + 3 : at + 3 + int(numbers[at + 2])])
+        yield RateRecord(name[0], name[1:], int(numbers[at]), numbers[at + 1], record.number, begun)
 
 
 def _packed_name(space: int, key: bytes) -> bytes:
@@ -338,11 +356,10 @@ class Rates:
         rate = book.open.get((space, key))
         packed = None if rate is not None else book.packed.get(_packed_name(space, key))
         if packed is not None:
-            runs, window, times = packed.of(_packed_name(space, key))
+            runs, window, begun = packed.of(_packed_name(space, key))
             rate = KeyRate(book, space, key, runs, window)
             rate.blocks.append(RateBlock(rate, packed.number))
-            rate.blocks[0].times.extend(times)
-            rate.begun = len(times)
+            rate.blocks[0].add(begun)
         return rate
 
     # What is asked.
@@ -396,15 +413,11 @@ class Rates:
         if not places:
             return False
         self._counts.begun += 1
-        rate.begun += places
-        while places:  # each counts as a run of its own
-            block = rate.blocks[-1]
-            if len(block.times) >= BLOCK:
-                block = self._renewed(rate)
-            more = min(places, BLOCK - len(block.times))
-            block.times.extend(array("d", (now,)) * more)
-            places -= more
-            self._note(block)
+        block = rate.blocks[-1]
+        if len(block.begun) >= 2 * BLOCK:
+            block = self._renewed(rate)
+        block.add((now, places))
+        self._note(block)
         return True
 
     def give_back(self, rate: KeyRate, fence: int) -> bool:
@@ -437,8 +450,8 @@ class Rates:
         if is_open and free == rate.runs and not is_used:
             self._drop(rate)
             return True
-        last = rate.blocks[-1].times
-        until = last[-1] + rate.window if last else now + rate.window
+        last = rate.blocks[-1].begun
+        until = last[-2] + rate.window if last else now + rate.window
         self._deadlines.set(rate, max(rounded(until - now), SPAN_STEP), now)
         return False
 
@@ -471,11 +484,10 @@ class Rates:
             rate = self._add(book, name, record.runs, record.window, now)
         else:
             self.change(rate, record.runs, record.window, now)
-        if rate.blocks[-1].times:
+        if rate.blocks[-1].begun:
             self._block(rate)
         block = rate.blocks[-1]
-        block.times.extend(record.times)
-        rate.begun += len(record.times)
+        block.add(record.begun)
         self._note(block)
         if record.key not in book.entries[record.space]:
             self.rest(rate)
@@ -496,9 +508,10 @@ class Rates:
         until, at, numbers = now, 0, packed.numbers
         while at < len(numbers):
             self.promised += int(numbers[at])
-            window = numbers[at + 1]
-            at += 3 + int(numbers[at + 2])
-            until = max(until, numbers[at - 1] + window)
+            window, size = numbers[at + 1], int(numbers[at + 2])
+            at += 3 + size
+            if size:
+                until = max(until, numbers[at - 2] + window)
         self.size += len(names)
         book.packed.update(dict.fromkeys(names, packed))
         self._deadlines.set(packed, rounded(until - now), now)
@@ -516,8 +529,8 @@ class Rates:
         """Put a rate to others that rest, if it is not too large for that."""
         book, [block, *more] = rate.book, rate.blocks
         rate.free(now)
-        name, times = _packed_name(rate.space, rate.key), block.times[block.first :]
-        size = packed_size(name, times)
+        name, begun = _packed_name(rate.space, rate.key), block.begun[block.first :]
+        size = packed_size(name, begun)
         if more or size > PACKED_BYTES:
             return
         self._deadlines.clear(rate)
@@ -527,18 +540,18 @@ class Rates:
         packed = self._packing.get((book, kind))
         if packed is None or packed.size + size > PACKED_BYTES or len(packed.names) >= PACKED:
             packed = self._packing[book, kind] = PackedRates(book, next(self._numbers), kind)
-        last = (times[-1] if times else now) + rate.window
+        last = (begun[-2] if begun else now) + rate.window
         if not packed.names:
             self._deadlines.set(packed, rounded(last - now), now)
         elif packed.deadline < last:
             self._deadlines.reset(packed, rounded(last - now), now)
-        packed.add(name, rate.runs, rate.window, times)
+        packed.add(name, rate.runs, rate.window, begun)
         book.packed[name] = packed
         self._note(packed)
 
     def _unpack(self, packed: PackedRates, space: int, key: bytes, now: float) -> KeyRate:
         book, name = packed.book, _packed_name(space, key)
-        runs, window, times = packed.of(name)
+        runs, window, begun = packed.of(name)
         packed.remove(name)
         del book.packed[name]
         self.size -= 1
@@ -549,8 +562,7 @@ class Rates:
             self._deadlines.clear(packed)
             self.drop(packed)
         rate = self._add(book, (space, key), runs, window, now)
-        rate.blocks[-1].times.extend(times)
-        rate.begun = len(times)
+        rate.blocks[-1].add(begun)
         return rate
 
     def drop(self, packed: PackedRates) -> None:

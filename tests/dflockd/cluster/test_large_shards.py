@@ -62,9 +62,7 @@ class Large:
         assert [(w.key, w.ticket, w.owner, w.group) for w in handed.waiters] == [
             (w.key, w.ticket, w.owner, w.group) for w in arrived.waiters
         ]
-        assert sum(len(rate.times) for rate in handed.rates) == sum(
-            len(rate.times) for rate in arrived.rates
-        )
+        assert places(handed) == places(arrived)
         return handed
 
 
@@ -139,11 +137,16 @@ def test_all_reservations(large: Large, number: int) -> None:
 def starts(key: bytes, number: int, now: float) -> list[RateRecord]:
     """A rate all of whose places are taken: the first is free again in a second, the last in a day."""
     step = (WINDOW - 1) / number
-    times = [now - WINDOW + 1 + step * n for n in range(number)]
+    begun = [part for n in range(number) for part in (now - WINDOW + 1 + step * n, 1)]
     return [
-        RateRecord(Space.LOCK, key, number, WINDOW, first + 1, tuple(times[first : first + 32]))
-        for first in range(0, number, 32)
+        RateRecord(Space.LOCK, key, number, WINDOW, first + 1, tuple(begun[first : first + 64]))
+        for first in range(0, 2 * number, 64)
     ]
+
+
+def places(snapshot: Snapshot) -> float:
+    """How many places of rates are taken, all together."""
+    return sum(sum(rate.begun[1::2]) for rate in snapshot.rates)
 
 
 @pytest.mark.parametrize("number", [100_000, more(1_000_000)])
@@ -154,7 +157,7 @@ def test_all_beginnings_of_rates(large: Large, keys: int, number: int) -> None:
     rates = [record for name in names for record in starts(name, number // keys, cluster.now)]
     large.table.load(0, Snapshot([], [], (), rates), cluster.now)
     handed = large.move()
-    assert sum(len(rate.times) for rate in handed.rates) == number
+    assert places(handed) == number
     rate = Rate(number // keys, int(WINDOW * 1000))
     asked = Acquire(Space.LOCK, names[-1], UNLIMITED, 0, 4, rate)
     assert cluster.ask("b:1", asked) is Status.TIMEOUT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import MAX_LIMIT, FairGroup, Space
+from dflockd.wire import MAX_LIMIT, MAX_RATE, FairGroup, Space
 from tests.dflockd.cluster.view_support import owners
 
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1)
@@ -135,16 +136,20 @@ def test_a_snapshot_that_is_none_or_of_another_epoch_is_refused(data: bytes) -> 
         snapshots.load(data, 7, 0.0)
 
 
-@given(times=st.lists(st.floats(0, 86_400), max_size=50).map(sorted), ahead=st.floats(-5000, 5000))
+@given(
+    st.lists(st.tuples(st.floats(0, 86_400), st.integers(1, MAX_RATE)), max_size=50).map(sorted),
+    st.floats(-5000, 5000),
+)
 def test_a_beginning_counts_as_long_as_it_did_or_some_milliseconds_longer(
-    times: list[float], ahead: float
+    begun: list[tuple[float, int]], ahead: float
 ) -> None:
     now, there = 86_400.0, 86_400.0 + ahead
-    record = RateRecord(Space.LOCK, b"k", 5, 60.5, 3, tuple(times))
+    record = RateRecord(Space.LOCK, b"k", 5, 60.5, 3, tuple(chain.from_iterable(begun)))
     data = snapshots.dump(Snapshot([], [], (), [record], (), now - 7), 7, now)
     [rate], _, since = snapshots.load(data, 7, there)[3:]
-    assert rate._replace(times=()) == record._replace(times=())
-    for time, read in zip(times, rate.times, strict=True):
+    assert rate._replace(begun=()) == record._replace(begun=())
+    assert rate.begun[1::2] == record.begun[1::2]
+    for time, read in zip(record.begun[::2], rate.begun[::2], strict=True):
         assert -1e-6 < (read - there) - (time - now) < 0.0021
     assert since == pytest.approx(there - 7)
 

@@ -145,7 +145,7 @@ def test_the_newest_of_keys_and_what_has_begun_are_kept_until_they_end(
         key = b"key" * 60 + b"%d" % dice.randrange(8)
         changes: list[Change] = [*keys.note(group.newest, NewestRecord(key, age, b"label" * 20))]
         blocks.append(RateBlock(rate, age))
-        blocks[-1].times.append(float(age))
+        blocks[-1].add((float(age), 1))
         changes.append(blocks[-1])
         if len(blocks) > 4:
             ended = blocks.pop(dice.randrange(len(blocks)))

@@ -6,6 +6,7 @@ import itertools
 import struct
 import zlib
 from array import array
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -23,11 +24,12 @@ from dflockd.storage.records import (
     encode_newest,
     encode_packed,
     encode_pause,
+    encode_rate,
 )
 from dflockd.table import HoldRecord, NewestRecord
 from dflockd.table.pauses import NEVER, PauseRecord
-from dflockd.table.rates import PackedRecord
-from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
+from dflockd.table.rates import BLOCK, PackedRecord, RateRecord
+from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_RATE, Space
 from dflockd.wire.tokens import MAX_FENCE
 
 SEED = 12345
@@ -67,14 +69,26 @@ pauses = st.builds(
     numbers,
     numbers | st.just(NEVER),
 )
+begun = st.lists(st.tuples(numbers, st.integers(1, MAX_RATE).map(float)), max_size=BLOCK)
+rates = st.builds(
+    RateRecord,
+    st.sampled_from(Space),
+    st.binary(min_size=1, max_size=MAX_LINE),
+    st.integers(1, MAX_RATE),
+    numbers,
+    st.integers(1, MAX_FENCE),
+    begun.map(lambda pairs: tuple(chain.from_iterable(pairs))),
+)
 paused = st.builds(PausedKey, st.binary(min_size=1, max_size=MAX_LINE))
 names = st.integers(-MAX_FENCE, MAX_FENCE) | st.binary(min_size=1, max_size=MAX_LINE) | paused
-records = st.lists(holds | newest | pauses | names, max_size=5)
+records = st.lists(holds | newest | rates | pauses | names, max_size=5)
 
 
 def encoded(record: JournalRecord, seed: int = SEED) -> bytes:
     if isinstance(record, NewestRecord):
         return encode_newest(record, seed)
+    if isinstance(record, RateRecord):
+        return encode_rate(record, seed)
     if isinstance(record, PauseRecord):
         return encode_pause(record, seed)
     if isinstance(record, int | bytes | PausedKey):
@@ -94,8 +108,8 @@ def test_what_is_decoded_is_what_was_encoded(written: list[JournalRecord]) -> No
     assert decoded(data + b"\xff" * 100, len(data)) == (written, len(data))
 
 
-@given(holds | pauses)
-def test_there_is_room_for_every_record(record: HoldRecord | PauseRecord) -> None:
+@given(holds | rates | pauses)
+def test_there_is_room_for_every_record(record: HoldRecord | RateRecord | PauseRecord) -> None:
     assert len(encoded(record)) <= LONGEST
 
 

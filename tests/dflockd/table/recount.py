@@ -254,8 +254,11 @@ def _check_rate(rate: KeyRate, entry: Entry | None) -> None:
     assert rate.taken == sum(rate.pending.values())
     assert all(places > 0 for places in rate.pending.values())
     assert set(rate.pending) <= set(entry.holds if entry is not None else ())
-    assert rate.begun == sum(len(block.times) - block.first for block in rate.blocks)
-    over = [block.first == len(block.times) for block in rate.blocks[: rate.over]]
+    for block in rate.blocks:
+        assert block.places == sum(block.begun[block.first + 1 :: 2])
+        assert block.first % 2 == len(block.begun) % 2 == 0
+    assert rate.begun == sum(block.places for block in rate.blocks)
+    over = [block.first == len(block.begun) for block in rate.blocks[: rate.over]]
     assert all(over)
     assert len(over) < len(rate.blocks)
     assert _is_set(rate)

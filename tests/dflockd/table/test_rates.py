@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.table import Peer
+from dflockd.table import Peer, rates
 from dflockd.table.rates import BLOCK, RateBlock
 from dflockd.wire import (
     UNLIMITED,
@@ -45,8 +45,11 @@ def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(
     assert site.table._partition.rates.open[LOCK, b"k"].free(site.now) == 0
 
 
-def test_who_needs_many_places_waits_no_longer_than_until_they_are_free(site: Site) -> None:
+def test_who_needs_many_places_waits_no_longer_than_until_they_are_free(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There may be too many to look through in one step."""
+    monkeypatch.setattr(rates, "STEP", 2)
     many = Rate(100_000, 60_000)
 
     def asked(weight: int, timeout: int = 0) -> tuple[Peer, Any]:
@@ -56,7 +59,7 @@ def test_who_needs_many_places_waits_no_longer_than_until_they_are_free(site: Si
         )
 
     begun = site.now
-    for weight, after in (1, 0), (99_998, 10), (1, 59):
+    for weight, after in (1, 0), *[(312, 10)] * 10 * BLOCK, (1, 59):
         site.go_to(begun + after)
         peer, reply = asked(weight)
         site.ask(peer, Release(LOCK, b"k", reply.token))

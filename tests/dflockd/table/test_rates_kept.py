@@ -37,7 +37,7 @@ def test_after_a_crash_of_the_machine_rates_wait_one_window(site: Site) -> None:
     _, rates = kept_of(site.table)
     after = Site()
     after.now = 50.0
-    after.table.restore([], 50.0, [rate._replace(times=()) for rate in rates])
+    after.table.restore([], 50.0, [rate._replace(begun=()) for rate in rates])
     after.table.doubt_rates(50.0)
     for key in (b"k", b"unknown"):
         assert after.take(Rate(5, 2000), key=key)[1] is Status.TIMEOUT
@@ -147,7 +147,7 @@ def test_rates_that_rest_together_are_kept(site: Site, monkeypatch: pytest.Monke
     # Also where one of them was written down before as one that does not rest.
     both = Site()
     both.now = site.now
-    known = RateRecord(LOCK, b"bb", 2, 60.0, 1, (100.5,))
+    known = RateRecord(LOCK, b"bb", 2, 60.0, 1, (100.5, 1))
     both.table.restore([], both.now, [known, *records])
     free = [{**SHOWN[1], "free": 0, "next_s": 56.5}]
     assert looks(both) == [SHOWN[0], *free, *SHOWN[2:]]

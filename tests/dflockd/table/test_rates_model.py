@@ -165,7 +165,7 @@ class History:
             since = self.table._partition.rates.since
             self.table = self.new_table()
             if self.dice.random() < 0.3:
-                rates = [r._replace(times=()) for r in rates if isinstance(r, RateRecord)]
+                rates = [r._replace(begun=()) for r in rates if isinstance(r, RateRecord)]
                 since = self.model.now
                 for rate in self.model.rates.values():
                     rate.closed_until = self.model.now + rate.window
