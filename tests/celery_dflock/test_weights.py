@@ -263,11 +263,12 @@ def test_a_renewal_tells_a_server_that_has_lost_it(
 # With real workers.
 
 
-def open_after_starts(cluster: Cluster, gate: Path, sent: list[AsyncResult]) -> None:
-    """Have some tasks run at the same time, and then go on."""
+def two_that_run(cluster: Cluster, task: Task, key: str, **kwargs: Any) -> list[AsyncResult]:
+    """Send two tasks, and wait until both run: another that is sent by then may overtake one."""
+    sent = [cluster.send(task, key, **kwargs) for _ in range(2)]
     for each in sent:
         cluster.wait_event("start", each)
-    gate.touch()
+    return sent
 
 
 def inside(cluster: Cluster, key: str) -> Iterator[list[Event]]:
@@ -291,9 +292,9 @@ def test_tasks_that_read_run_together_and_one_that_writes_alone(
     cluster: Cluster, key: str, gate: Path, light: Task, heavy: Task
 ) -> None:
     kinds = [*[light] * (READERS // WRITERS), heavy] * WRITERS * ROUNDS
-    together = [cluster.send(light, key, gate=str(gate)) for _ in range(2)]
-    sent = [*together, *(cluster.send(kind, key, seconds=0.02) for kind in kinds)]
-    open_after_starts(cluster, gate, together)
+    sent = two_that_run(cluster, light, key, gate=str(gate))
+    sent += [cluster.send(kind, key, seconds=0.02) for kind in kinds]
+    gate.touch()
     for each in sent:
         assert each.get(timeout=PATIENCE) == each.id
     cluster.wait_free(key)
@@ -337,11 +338,11 @@ def test_the_weights_of_who_runs_fit_into_the_limit(
     cluster: Cluster, key: str, gate: Path, task: Task
 ) -> None:
     weights = [5, 3, 1, "all", 2, 7, 4, 4, 8, 1, 1, 6, 2, 3] * 2
-    together = [cluster.send(task, key, weight=4, gate=str(gate)) for _ in range(2)]
+    together = two_that_run(cluster, task, key, weight=4, gate=str(gate))
     sent = dict.fromkeys([each.id for each in together], 4) | {
         cluster.send(task, key, weight=each, seconds=0.02).id: each for each in weights
     }
-    open_after_starts(cluster, gate, together)
+    gate.touch()
     for task_id in sent:
         assert task.AsyncResult(task_id).get(timeout=PATIENCE) == task_id
     cluster.wait_free(key)

@@ -22,7 +22,7 @@ from dflockd.client.conversation import (
     talk,
 )
 from dflockd.client.flow import Flow, Hear, Signal
-from dflockd.client.lease import Lease
+from dflockd.client.lease import ABANDONED, Lease
 from dflockd.client.operations import GRACE, Operation, Progress, Target
 from dflockd.client.routing import Pursuit, ShardMap, follow, pause
 
@@ -55,7 +55,8 @@ class Requester:
     shards: ShardMap | None
     _home: Callable[[], Process | GreenProcess]
     _owner: dict[str, object]
-    """Whose call made the object its own: one only, by a single operation of the dict."""
+    """Whose call made the object its own: one only, by a single operation of the dict. It is nobody's,
+    but `ABANDONED`, while somebody closes what it stands on."""
 
     def cancel(self) -> None:
         """End the request of another thread; never undone. From a signal handler, too."""
@@ -100,7 +101,7 @@ class Requester:
         A connection that is given has a position: as long as it has, that is waited for.
         """
         pool, is_queued = self._home().pool, link is not None
-        owner = self._owner.get("by")
+        owner = self._whose()
         until = operations.give_up_at(timeout, clock.now())
         look = partial(self._look, until)
 
@@ -150,10 +151,10 @@ class Requester:
             link: the connection, if one was chosen already.
             under_way: what has been asked on `link`.
         """
-        pool, owner = self._home().pool, self._owner.get("by")
+        pool, owner = self._home().pool, self._whose()
         link = link or pool.take(self.route)
         if link is not None:
-            self.asking = link
+            self._stand_on(link, owner)
             operation = begin(self._knowing(link), timeout)
             if under_way is not None:
                 next(operation)  # that has been asked
@@ -169,9 +170,25 @@ class Requester:
             # Nothing was granted that still is: a grant on the dead connection ended with it.
             if timeout is not None and until is not None:
                 timeout = min(timeout, max(0, until - GRACE - clock.now()))
-        self.asking = link = yield from self._open(until, owner)
+        link = yield from self._open(until, owner)
         operation = begin(self._knowing(link), timeout)
         return (yield from self._talk(link, operation, until, look))
+
+    def _whose(self) -> object:
+        """Return whose the request under way is, to see later whether it is abandoned."""
+        owner = self._owner.get("by")
+        if owner is None or owner is ABANDONED:
+            raise self._cancelled()
+        return owner
+
+    def _stand_on(self, link: Connection, owner: object) -> None:
+        """Make a connection that of the request under way, unless that is abandoned."""
+        if self._owner.get("by") is owner:
+            self.asking = link
+        # Once more: who abandons it says so, and then closes the connection that is there.
+        if self._owner.get("by") is not owner:
+            link.close()
+            raise self._cancelled()
 
     def _open(self, until: float | None, owner: object) -> Flow[Connection]:
         """Connect, unless the request is abandoned meanwhile."""
@@ -188,9 +205,7 @@ class Requester:
             if self.is_cancelled:
                 raise self._cancelled() from None
             raise
-        if self._owner.get("by") is not owner:
-            link.close()
-            raise self._cancelled()
+        self._stand_on(link, owner)
         return link
 
     def _open_until(self, until: float | None) -> float:

@@ -30,7 +30,7 @@ from dflockd.client.connection import Connection, Route
 from dflockd.client.conversation import Heard, ask, talk
 from dflockd.client.flow import Flow, Hear, Pause, Signal
 from dflockd.client.frames import without_frames
-from dflockd.client.lease import DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
+from dflockd.client.lease import ABANDONED, DOUBTFUL, HELD, LOST, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.requester import ANSWER_PATIENCE, Begin, Requester
 from dflockd.client.routing import RETRIED, ShardMap
@@ -192,7 +192,10 @@ class LockSession(Requester):
 
     def abandon(self) -> None:
         """Close whatever this session stands on, at any instant and in any thread."""
-        # The lease first, and as long as it is an attribute: nobody takes what is held for asked for.
+        # Its flows see that first: one whose connection ends would ask again on another.
+        self._owner["by"] = ABANDONED
+        # The lease before all else, and as long as it is an attribute: nobody takes what is held for
+        # asked for.
         lease = self.lease
         if lease is not None:
             lease.abandon()
@@ -230,6 +233,9 @@ class LockSession(Requester):
             return None
         self.asking, self.ticket = link, None
         if self.is_cancelled:
+            raise self._cancelled()
+        if self._owner.get("by") is not claim:  # as `_stand_on` does, at less cost
+            link.close()
             raise self._cancelled()
         features, plan = link.features, self._plan
         if features is not self.target.features:
@@ -376,13 +382,13 @@ class LockSession(Requester):
             raise self._not_enqueued()  # a position from before a fork is the parent's
         if self.waiter.setdefault("by", claim) is not claim:
             raise self._not_enqueued()
-        self.asking, self.queued = self.queued, None
-        if self.asking is None:
+        owner, link = self._whose(), self.queued
+        if link is None:
             raise self._not_enqueued()
-        self.asking.guard = None
-        owner = self._owner.get("by")
+        self._stand_on(link, owner)
+        self.queued = link.guard = None
         # Its process may have asked again on another connection: then nothing is left here.
-        grant = yield from self._in_order(owner, self._wait_on(self.asking, timeout, progress))
+        grant = yield from self._in_order(owner, self._wait_on(link, timeout, progress))
         self.ticket = progress.kept.decode() or None
         return self._settle(grant, owner)
 

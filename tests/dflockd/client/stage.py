@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,14 @@ from tests.dflockd.client_support import in_this_thread
 
 ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Renew, Release)
 START = 1000.0
+
+
+def _chance_here(rng: Random, elsewhere: Any) -> SimpleNamespace:
+    """Return the chance of this thread: what another draws, of before, would make it another world."""
+    names = "random", "sample", "uniform"
+    return SimpleNamespace(
+        **{name: in_this_thread(getattr(rng, name), getattr(elsewhere, name)) for name in names}
+    )
 
 
 class Stage:
@@ -83,8 +92,8 @@ class Stage:
                 (conversation, "_exchange", self._watched(conversation._exchange)),
             ):
                 patch.setattr(owner, name, in_this_thread(simulated, getattr(owner, name)))
-            patch.setattr(lease, "_chance", self.rng)
-            patch.setattr(routing, "random", self.rng)
+            for owner, name in (lease, "_chance"), (routing, "random"):
+                patch.setattr(owner, name, _chance_here(self.rng, getattr(owner, name)))
             patch.setattr(session, "Lease", WatchedLease)
             stages.append(self)
             try:

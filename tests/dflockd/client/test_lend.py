@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from dflockd import errors
+from dflockd.client.connection import Connection
 from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer, wait_until
@@ -71,6 +72,30 @@ def test_who_waits_in_another_thread_is_given_up_too(server: LockServer) -> None
         # By whichever it hears of first: that it was given up, or that its connection has ended.
         with pytest.raises((errors.AcquireCancelledError, errors.UnreachableError)):
             waiting.result(PATIENCE)
+
+
+def test_who_is_given_up_does_not_ask_again(
+    server: LockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if its thread finds that its connection has ended before all is said and done."""
+    waits, holder = (DistributedLock("again", None, 600, [server.address]) for _ in range(2))
+    interrupt = Connection.interrupt
+
+    def interrupted(link: Connection) -> None:
+        interrupt(link)
+        wait([waiting], PATIENCE)
+
+    with holder, ThreadPoolExecutor() as pool:
+        assert lock_of(server, "another").acquire()
+        waiting = pool.submit(waits.acquire)
+        wait_until(
+            lambda: holder.inspect()["waiters"] or None, PATIENCE, lambda: "it does not wait"
+        )
+        monkeypatch.setattr(Connection, "interrupt", interrupted)
+        waits.abandon()
+        assert waiting.done()
+        with pytest.raises((errors.AcquireCancelledError, errors.UnreachableError)):
+            waiting.result()
 
 
 def test_what_is_lent_is_renewed_no_more(server: LockServer) -> None:
