@@ -34,6 +34,7 @@ from tests.celery_dflock.record import RECORD
 
 ERROR = LockNotAcquiredError("the-key", "it is held", "somebody")
 SINCE = 1_000_000_000.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -122,6 +123,14 @@ def test_what_is_no_conflict_does_not_count(
     assert requeued["attempt"] == 2
 
 
+def test_time_that_did_not_count_before_it_is_left_out(task: Task) -> None:
+    paused = time.time() - 100
+    _, _, again = refuse(task, TimedOut(ERROR, None), attempt=2, since=SINCE, paused=paused)
+    header = header_of(again, task)
+    assert header.since == pytest.approx(SINCE + 100, abs=PATIENCE)
+    assert header.paused is None
+
+
 @pytest.mark.usefixtures("nothing_remembered")
 def test_a_redelivery_is_asked_about_once(
     task: Task, told: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
@@ -129,7 +138,8 @@ def test_a_redelivery_is_asked_about_once(
     caplog.set_level(logging.INFO, "celery_dflock")
     for number in (1, 2):
         _, _, again = refuse(task, Redelivered(ERROR), redelivery=number - 1)
-        assert header_of(again, task).redelivery == number
+        header = header_of(again, task)
+        assert (header.redelivery, header.waited) == (number, 0.0)
         assert told[-1]["attempt"] == number
         assert told[-1]["countdown"] > 0
     first, second = (each for each in caplog.records if each.name == "celery_dflock")

@@ -150,6 +150,9 @@ def test_a_weight_outlives_the_table() -> None:
     before = Key(5)
     before.come("a", 2, group=b"g", most=3)
     before.come("b", 3)
+    before.come("c", ALL)
+    waiting = inspected(before.table, before.table.connect(), b"k", 0.0)["waiters"]
+    assert [each["weight"] for each in waiting] == ["all"]
     [entry] = before.table.each_partition()
     kept = [hold.kept() for hold in entry.spaces[LOCK][b"k"].holds.values()]
     assert [(each.group, each.weight) for each in kept] == [(b"g", 2), (b"", 3)]
