@@ -33,11 +33,13 @@ class Match(NamedTuple):
         entry: the key.
         item: the holder or waiter; ``None`` for the key itself.
         position: the position of a waiter, from 1.
+        places: how many places of the rate the waiters up to it need; see `report.rate_wait`.
     """
 
     entry: Entry
     item: Hold | Waiter | None
     position: int
+    places: int = 0
 
 
 def as_wanted(text: str) -> bytes:
@@ -75,7 +77,7 @@ class Walk:
         """Those of that entry that are still to be looked at."""
         self.is_done = False
         """Whether nothing is left."""
-        self._position = 0
+        self._position = self._places = 0
         self.left_out = 0
         """Keys of notes that were not looked at."""
 
@@ -101,7 +103,7 @@ class Walk:
             found.append(Match(entry, None, 0))
             if not self._people:
                 return
-        self._entry, self._position = entry, 0
+        self._entry, self._position, self._places = entry, 0, 0
         # As of now: it may be gone, or another, by the next step.
         self._items = itertools.chain(list(entry.holds.values()), entry.waiters or ())
 
@@ -109,8 +111,9 @@ class Walk:
         assert self._entry is not None
         if isinstance(item, Waiter):
             self._position += 1
+            self._places = report.places_up_to(self._places, item)
         if not self._wanted or self._wanted in item.label.lower():
-            found.append(Match(self._entry, item, self._position))
+            found.append(Match(self._entry, item, self._position, self._places))
 
 
 @final
@@ -188,7 +191,7 @@ def told(match: Match, now: float) -> dict[str, object]:
     }
     if isinstance(item, Waiter):
         said["waiter"] = report.waiter(item, now)
-        said["rate_wait_s"] = report.rate_wait(entry.rate, match.position, now)
+        said["rate_wait_s"] = report.rate_wait(entry.rate, match.places, now)
     elif item is not None:
         said["holder"] = report.holder(item, now)
     return said

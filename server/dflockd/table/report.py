@@ -285,14 +285,27 @@ def rate(known: KeyRate | None, now: float) -> dict[str, object] | None:
     }
 
 
-def rate_wait(known: KeyRate | None, position: int, now: float) -> float | None:
-    """Return in how many seconds a rate lets a position begin, if all before it begin at once.
+def places_up_to(before: int, waiter: Waiter) -> int:
+    """Return how many places of a rate those up to a waiter need, with those before it.
+
+    With what is left of a window for which it needs too many: nobody passes it meanwhile.
+    """
+    rate = waiter.entry.rate
+    if rate is None:
+        return before
+    needed = min(waiter.weight, rate.runs)
+    left = -before % rate.runs
+    return before + needed + (left if needed > left else 0)
+
+
+def rate_wait(known: KeyRate | None, places: int, now: float) -> float | None:
+    """Return in how many seconds a rate has so many places, if all who have some begin at once.
 
     ``None`` while that depends on when a run begins that may, and without a rate.
     """
-    if known is None:
+    if known is None or not places:
         return None
-    rounds, more = divmod(position - 1, known.runs)
+    rounds, more = divmod(places - 1, known.runs)
     at = known.next(now, more)
     return None if at is None else round(max(0.0, at - now) + rounds * known.window, 3)
 

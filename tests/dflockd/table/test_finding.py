@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.finding import MOST_FOUND, Search, as_wanted
 from dflockd.wire import (
+    ALL,
     Acquire,
     Enqueue,
+    FairGroup,
     Find,
     How,
     Rate,
@@ -189,6 +191,20 @@ def test_when_a_rate_lets_each_of_them_begin(stage: Stage) -> None:
     shown = {row["key"]: row.get("rate", "nothing") for row in json.loads(reply.json)["locks"]}
     assert shown["other"] == "nothing"
     assert shown["k"]["pending"] == 1
+
+
+def test_a_waiter_with_a_weight_needs_as_many_places_of_a_rate(stage: Stage) -> None:
+    """Five in ten seconds: three places are taken at 0 and two at 5; each waits for several."""
+    rate = Rate(5, 10_000)
+    for number, (now, weight) in enumerate(
+        ((0.0, 3), (5.0, 2), (6.0, 2), (6.0, 2), (6.0, 4), (6.0, ALL))
+    ):
+        peer, share = stage.table.connect(), FairGroup(b"", 0, weight)
+        asked = Acquire(LOCK, b"k", 99, 3600, 3000, rate, label=b"run %d" % number, group=share)
+        for _, reply in stage.table.handle(peer, asked, now):
+            stage.table.handle(peer, Renew(LOCK, b"k", reply.token, None, How.BEGUN), now)  # type: ignore[union-attr]
+    rows = stage.find("run", 7.0, waiters=True)["found"]
+    assert [row["rate_wait_s"] for row in rows] == [3, 8, 18, 28]
 
 
 def test_what_ends_while_it_is_looked_for(stage: Stage) -> None:
