@@ -7,6 +7,7 @@ moment too soon. The release of a run that is over before says that it has begun
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from dflockd import clock
@@ -32,7 +33,8 @@ class RatedSession(LockSession):
     """
 
     def __init__(self, plain: LockSession, rate: RunRate, *, begins: bool) -> None:
-        asked = Rate(rate.runs, max(1, round(rate.per_s * 1000)))
+        # Rounded up, else runs could begin sooner than they may; a float may be a little too large.
+        asked = Rate(rate.runs, math.ceil(round(rate.per_s * 1000, 6)))
         super().__init__(
             plain.target._replace(rate=asked),
             plain.route,

@@ -154,6 +154,16 @@ def test_a_sort_has_a_rate_and_a_limit_of_groups() -> None:
         assert make("key")._session.target.group is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"), [(0.001, 1), (0.0014, 2), (16.1, 16_100), (1.0004, 1001)]
+)
+def test_a_window_is_rounded_up_for_no_run_is_to_begin_too_soon(
+    seconds: float, milliseconds: int
+) -> None:
+    lock = sync_client.DistributedSemaphore("key", 3).with_rate((2, seconds))
+    assert lock._session.target.rate == Rate(2, milliseconds)
+
+
 @pytest.mark.parametrize("given", [{"rate": "10/d"}, {"rate": 10}, {"group_limit": 0}])
 def test_what_a_sort_cannot_have_is_refused_before_a_lock_is_made(given: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=f"{next(iter(given))} is "):
