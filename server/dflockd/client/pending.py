@@ -253,7 +253,7 @@ class PendingAcquires:
         """
         now = clock.now()
         over = now if self._opens_at(name, line) > now else now - GRACE
-        late = [entry for entry in line if (entry[1].deadline or math.inf) <= over]
+        late = {entry for entry in line if (entry[1].deadline or math.inf) <= over}
         if late:
             line[:] = [entry for entry in line if entry not in late]
             heapq.heapify(line)

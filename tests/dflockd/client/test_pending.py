@@ -199,6 +199,33 @@ def test_it_ends_after_its_time(crowd: Crowd) -> None:
         assert acquire.lock.ticket is None
 
 
+class Counted(int):
+    """A number that counts how often one is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = int.__hash__
+
+
+def test_the_end_of_many_who_are_late_takes_no_longer_for_each_the_more_there_are() -> None:
+    everybody, many = pending.PendingAcquires(), 500
+    lock = DistributedLock("key", servers=[("127.0.0.1", 1)])
+    ended: list[int] = []
+
+    def late(number: int) -> PendingAcquire:
+        progress, end = lock._progress(None, None), lambda _: ended.append(number)
+        return PendingAcquire(everybody, number, lock, -60.0, progress, int, int, end)
+
+    line = [(number, late(number)) for number in map(Counted, range(many))]
+    everybody._end_late_ones("line", line)
+    assert (line, ended) == ([], list(range(many)))
+    assert Counted.compared < 30 * many
+
+
 def test_its_position_can_be_kept_after_its_time(crowd: Crowd) -> None:
     holder = crowd.lock("kept")
     with holder:
