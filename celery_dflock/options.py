@@ -239,8 +239,8 @@ class Backoff:
 
     A pause is random ("full jitter"): up to `base` seconds, doubled with each attempt, and at most
     `cap`. (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter) A worker holds
-    a message with a countdown unacknowledged, so `cap` must stay far below the broker's visibility
-    timeout.
+    a message with a countdown unacknowledged, so no pause is longer than half of the time for which
+    the broker waits; see docs/brokers.md.
 
     During the pause the task keeps its position in the queue of its lock, if ``lock_conflict`` is
     the word ``"requeue"`` and there is one key; see docs/waiting.md.

@@ -15,6 +15,8 @@ from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 from kombu.entity import Exchange, Queue
 
+from celery_dflock.config import settings
+
 DELAYED = "celery_delayed_delivery"
 """The exchange from which messages come that RabbitMQ itself has delayed."""
 
@@ -34,29 +36,45 @@ USUAL_VISIBILITY = {"redis": 3600.0, "sqs": 1800.0}
 """Seconds of ``visibility_timeout`` where an app does not say them, by kind of broker."""
 
 
-def visibility(app: Celery) -> float | None:
-    """Return the seconds after which the broker delivers again what nobody has acknowledged.
+def patience(app: Celery) -> float | None:
+    """Return the seconds for which the broker waits for an acknowledgement; ``None`` for no limit.
 
-    ``None`` if it does not go by time.
+    Then Redis and SQS deliver the message again. RabbitMQ closes the channel, and Celery's worker ends
+    with that. There ``x-consumer-timeout`` of a queue counts (milliseconds), else
+    ``dflock_consumer_timeout``.
     """
-    usual = USUAL_VISIBILITY.get(driver(app))
-    if usual is None:
+    kind = driver(app)
+    if kind in USUAL_VISIBILITY:
+        said = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+        return float(said or USUAL_VISIBILITY[kind])
+    if kind != "amqp":
         return None
-    return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or usual)
+    usual = settings(app).consumer_timeout
+    queues = app.amqp.queues.consume_from.values()
+    known = [_consumer_timeout(queue, usual) for queue in queues] or [usual]
+    return min(filter(None, known), default=None)
+
+
+def _consumer_timeout(queue: Any, usual: float) -> float:
+    for arguments in (queue.consumer_arguments, queue.queue_arguments):
+        milliseconds = (arguments or {}).get("x-consumer-timeout")
+        if milliseconds is not None:
+            return float(milliseconds) / 1000
+    return usual
 
 
 def pause(app: Celery, seconds: float) -> float:
     """Return a pause before a task is sent to run again that its broker can do.
 
+    A worker keeps the message for the pause. A broker that would deliver it again meanwhile makes two
+    of it, each of which would be sent again with a pause: hundreds in a minute.
+
     Where RabbitMQ delays messages itself (quorum queues) Celery refuses pauses below one second.
     Those get one second more: at the same moment all would only meet again. No pause stays none.
-
-    Elsewhere a worker keeps the message for the pause. A broker that would deliver it again meanwhile
-    makes two of it, each of which would be sent again with a pause: hundreds in a minute.
     """
-    limit = visibility(app)
+    limit = patience(app)
     if limit is not None:
-        return min(seconds, round(limit / 2, 3))
+        seconds = min(seconds, round(limit / 2, 3))
     return seconds + 1.0 if 0.0 < seconds < 1.0 and has_quorum_queues(app) else seconds
 
 

@@ -1,9 +1,4 @@
-"""How long a broker lets a message wait for its acknowledgement, and how one is given back in time.
-
-RabbitMQ closes the channel of a consumer that keeps one message for longer than its own
-``consumer_timeout``, and Celery's worker ends with that. It does not say how long that is. Redis and
-SQS deliver it again after ``visibility_timeout``, and both would be on their way.
-"""
+"""How long a message may wait here for its acknowledgement, and how one is given back to its broker."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ from celery import Celery
 from celery.app.task import Context
 from celery.worker.consumer import Consumer
 
-from celery_dflock.config import settings
 from celery_dflock.outcome import delivery
 from celery_dflock.worker.strategy import RECEIVED
 from dflockd import clock
@@ -32,35 +26,16 @@ logger = logging.getLogger("celery_dflock")
 
 
 def limit(app: Celery) -> float | None:
-    """Return the seconds that a task may be here with its message; ``None`` for any number.
-
-    With RabbitMQ ``x-consumer-timeout`` of a queue counts (milliseconds), else
-    ``dflock_consumer_timeout``.
-    """
-    visibility = delivery.visibility(app)
-    if visibility is not None:
-        return SHARE * visibility // 1 or None  # lock servers count whole seconds
-    if delivery.driver(app) != "amqp":
-        return None
-    usual = settings(app).consumer_timeout
-    queues = app.amqp.queues.consume_from.values()
-    known = [_own_timeout(queue, usual) for queue in queues] or [usual]
-    least = min((seconds for seconds in known if seconds), default=0.0)
-    return max(1.0, SHARE * least // 1) if least else None
+    """Return the seconds that a task may be here with its message; ``None`` for any number."""
+    patience = delivery.patience(app)
+    # Lock servers count whole seconds.
+    return None if patience is None else max(1.0, SHARE * patience // 1)
 
 
 def since_received(request: Any) -> float:
     """Return the seconds for which the broker has waited: an ETA and a rate limit count too."""
     now = clock.now()
     return now - float(getattr(request.message, RECEIVED, now))
-
-
-def _own_timeout(queue: Any, usual: float) -> float:
-    for arguments in (queue.consumer_arguments, queue.queue_arguments):
-        milliseconds = (arguments or {}).get("x-consumer-timeout")
-        if milliseconds is not None:
-            return float(milliseconds) / 1000
-    return usual
 
 
 def warn(app: Celery, timeouts: Mapping[str, float | None]) -> None:

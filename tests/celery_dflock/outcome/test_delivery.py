@@ -80,6 +80,20 @@ def test_no_pause_outlasts_the_patience_of_a_broker() -> None:
     assert [delivery.pause(redis, each) for each in (0.05, 2.5, 30.0)] == [0.05, 2.5, 2.5]
 
 
+def test_no_pause_outlasts_the_consumer_timeout_of_rabbitmq() -> None:
+    """It would close the channel of the worker that keeps the message for the pause."""
+    assert delivery.pause(an_app("amqp://"), 10_000.0) == 900.0
+    told = an_app("amqp://")
+    told.conf.dflock_consumer_timeout = 5
+    assert [delivery.pause(told, each) for each in (0.05, 2.5, 30.0)] == [0.05, 2.5, 2.5]
+    told.conf.dflock_consumer_timeout = 0
+    assert delivery.pause(told, 10_000.0) == 10_000.0
+    hasty = a_queue("a", "direct", **{"x-consumer-timeout": 60_000})
+    assert delivery.pause(an_app("amqp://", hasty), 10_000.0) == 30.0
+    tiny = a_queue("b", "topic", **QUORUM, **{"x-consumer-timeout": 1_000})
+    assert delivery.pause(an_app("amqp://", tiny), 10_000.0) == 1.5, "Celery refuses less than one"
+
+
 def test_the_most_common_route_is_celerys() -> None:
     app = an_app()
     assert delivery.route_of(app, received("", "default")) == {}

@@ -150,3 +150,21 @@ def test_a_task_whose_time_is_over_queues_for_a_process_with_a_new_message(
             assert Skipped.of(sent.get(timeout=PATIENCE))
         assert received(worker, sent) == 2, "once: its time is over"
     assert not cluster.events(what="requeued", key=key)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("impatient")
+def test_no_pause_of_a_requeue_is_longer_than_rabbitmq_waits(
+    make_bus: Callable[..., Bus], key: str
+) -> None:
+    """The worker that gets the message next keeps it unacknowledged for the pause."""
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    long = {"lock_requeue": {"base": 10 * PATIENCE_OF_RABBITMQ, "cap": 10 * PATIENCE_OF_RABBITMQ}}
+    with bus.running("one", dflock_consumer_timeout=PATIENCE_OF_RABBITMQ) as worker:
+        with cluster.lock(key, ttl=300):
+            sent = bus.send(jobs.requeued, key, headers={"dflock": long})
+            cluster.wait_event("requeued", sent, 3)
+        assert sent.get(timeout=PATIENCE_OF_RABBITMQ + PATIENCE) == sent.id
+        assert worker.running
+        assert "PRECONDITION_FAILED" not in worker.log_text()
