@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from celery import Celery, Task, uuid
 from celery.app.task import Context
+from celery.exceptions import ImproperlyConfigured
 from celery.result import AsyncResult
 
 from celery_dflock import gate
@@ -15,6 +16,7 @@ from celery_dflock.config import Wait, read, settings
 from celery_dflock.limits import LimitSource, RateSource, WeightSource
 from celery_dflock.lock_key import LockKey
 from celery_dflock.options import (
+    OPTIONS,
     SLOT_TIMEOUT,
     Conflict,
     Duplicate,
@@ -78,6 +80,16 @@ class LockedTask(Task):
         cls._lock_options = LockOptions.of(cls)
         gate.install(cls, LockedTask)
         cls._lock_bound = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse an option: they are read from the class, once, so this one would have no effect."""
+        if name in OPTIONS:
+            raise ImproperlyConfigured(
+                f"task {self.name or type(self).__name__}: {name} is set too late, on the task itself: "
+                f"write @app.task(base=LockedTask, {name}=...), or set it in the class or in "
+                "task_annotations"
+            )
+        super().__setattr__(name, value)
 
     def apply_async(
         self,

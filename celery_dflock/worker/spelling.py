@@ -47,7 +47,7 @@ def ignored(app: Celery) -> list[str]:
 
 def _without_base(task: Task) -> str:
     """Return what is wrong with a task that has options of a lock, and takes none."""
-    names = [name for name in OPTIONS if hasattr(type(task), name)]
+    names = [name for name in OPTIONS if hasattr(task, name)]
     if not names or hasattr(task, "_lock_options") or gate.is_of_celery(type(task)):
         return ""
     return (

@@ -9,7 +9,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import LockedTask, LockKeyError
-from celery_dflock.options import Backoff
+from celery_dflock.options import OPTIONS, Backoff
 
 
 def bind(name: str, **options: Any) -> Task:
@@ -106,6 +106,35 @@ def test_misspelled_option(misspelled: str, meant: str) -> None:
     text = refusal(**{misspelled: 1})
 
     assert text == f"task refused: there is no option {misspelled}: did you mean {meant}?"
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_that_is_set_on_the_task_itself_is_refused(option: str) -> None:
+    """Options are read from the class, once: it would have no effect, and nobody would know."""
+    task = bind("set_later")
+    with pytest.raises(ImproperlyConfigured) as refused:
+        setattr(task, option, None)
+
+    assert str(refused.value).startswith(f"task set_later: {option} is set too late")
+    assert f"write @app.task(base=LockedTask, {option}=...)" in str(refused.value)
+    assert option not in vars(task)
+
+
+def test_an_option_that_a_class_sets_in_its_init_is_refused() -> None:
+    class Import(LockedTask):
+        def __init__(self) -> None:
+            self.lock_key = "import"
+
+    with pytest.raises(ImproperlyConfigured, match=r"^task Import: lock_key is set too late"):
+        Import()
+
+
+def test_other_attributes_of_a_task_are_set_as_ever() -> None:
+    task = bind("others")
+    task.rate_limit = "10/m"
+    task.lock_of_mine = 3
+
+    assert (task.rate_limit, task.lock_of_mine) == ("10/m", 3)
 
 
 def test_replace_needs_an_end() -> None:

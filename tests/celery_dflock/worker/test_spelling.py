@@ -136,3 +136,17 @@ def test_options_without_the_base_are_named() -> None:
         "task forgotten takes no lock: lock_key, lock_timeout without the base LockedTask: "
         "write @app.task(base=LockedTask, lock_key=...)"
     ]
+
+
+def test_options_on_a_task_without_the_base_are_named() -> None:
+    app = configured(broker_url="memory://")
+
+    @app.task(name="forgotten", shared=False)
+    def forgotten() -> None: ...
+
+    forgotten.lock_timeout = 0
+
+    assert ignored(app) == [
+        "task forgotten takes no lock: lock_timeout without the base LockedTask: "
+        "write @app.task(base=LockedTask, lock_timeout=...)"
+    ]
