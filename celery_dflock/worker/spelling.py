@@ -23,6 +23,8 @@ from celery_dflock.options import OPTIONS
 
 PREFIX = "dflock_"
 VARIABLE_PREFIX = "DFLOCK_"
+NAMESPACE = "CELERY_"
+"""What most apps have, and what is written in vain where `config_from_object` was not told so."""
 LINKS = ("DFLOCK_PORT", "DFLOCK_SERVICE_")
 """What Kubernetes calls the variables of a service named dflock."""
 KNOWN = (*NAMES, *(f"{PREFIX}beat_{field.name}" for field in fields(BeatSettings)))
@@ -38,10 +40,7 @@ def ignored(app: Celery) -> list[str]:
     conf = app.conf.finalize()
     found = [line for name in sorted(_names(conf)) if (line := _what_is_wrong(name, conf))]
     found += filter(None, map(_without_base, app.tasks.values()))
-    for name in sorted(os.environ):
-        is_ours = name.startswith(VARIABLE_PREFIX) and not name.startswith(LINKS)
-        if is_ours and name not in VARIABLES:
-            found.append(_not_a_variable(name))
+    found += filter(None, (_of_environment(name, conf) for name in sorted(os.environ)))
     return found
 
 
@@ -56,30 +55,42 @@ def _without_base(task: Task) -> str:
     )
 
 
-def _not_a_variable(name: str) -> str:
-    if name.lower() in KNOWN:
-        return f"the variable {name} is ignored: set {name.lower()} in the app"
-    near = difflib.get_close_matches(name, VARIABLES, 1)
+def _of_environment(name: str, conf: Any) -> str:
+    """Return what is wrong with a variable."""
+    plain = name.removeprefix(NAMESPACE)
+    if not plain.startswith(VARIABLE_PREFIX) or plain.startswith(LINKS) or name in VARIABLES:
+        return ""
+    if name != plain and (plain.lower() not in KNOWN or _has(conf, plain.lower())):
+        return ""  # one of the app's own, which sets it itself
+    if plain.lower() in KNOWN and plain not in VARIABLES:
+        return f"the variable {name} is ignored: set {plain.lower()} in the app"
+    near = difflib.get_close_matches(plain, VARIABLES, 1)
     return f"the variable {name} is ignored" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _what_is_wrong(name: str, conf: Any) -> str | None:
     namespace = conf.prefix or ""
-    plain = name.lower().removeprefix(namespace.lower())
+    plain = name.lower().removeprefix(namespace.lower()).removeprefix(NAMESPACE.lower())
     if not plain.startswith(PREFIX):
         return None
     if plain in KNOWN:
-        if conf.get(plain, _UNSET) is not _UNSET:
+        if _has(conf, plain):
             return None
         right = f"{namespace}{plain.upper()}" if namespace else plain
+        if not namespace and name.startswith(NAMESPACE):
+            right += ", or give config_from_object namespace='CELERY'"
         return f"the setting {name} is ignored: write {right}"
     # Without what all of them begin with, or all of them would be close.
     ends = [each.removeprefix(PREFIX) for each in KNOWN]
     near = difflib.get_close_matches(plain.removeprefix(PREFIX), ends, 1)
     right = PREFIX + near[0] if near else ""
-    if name.isupper():
+    if namespace and name.isupper():
         right = f"{namespace}{right}".upper()
     return f"{name} is not a setting" + (f": did you mean {right}?" if near else "")
+
+
+def _has(conf: Any, name: str) -> bool:
+    return conf.get(name, _UNSET) is not _UNSET
 
 
 def _names(conf: Any) -> Iterator[str]:

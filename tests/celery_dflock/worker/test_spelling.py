@@ -71,6 +71,37 @@ def test_under_a_namespace(given: dict[str, Any], text: str | None) -> None:
     assert ignored(configured("CELERY", **given)) == ([text] if text else [])
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"CELERY_DFLOCK_SERVERS": ["a:1"], "dflock_servers": ["a:1"], "MY_DFLOCK_WAIT": 1}, None),
+        (
+            {"CELERY_DFLOCK_SERVERS": ["a:1"]},
+            "the setting CELERY_DFLOCK_SERVERS is ignored: write dflock_servers, or give "
+            "config_from_object namespace='CELERY'",
+        ),
+        (
+            {"CELERY_DFLOCK_SERVER": ["a:1"]},
+            "CELERY_DFLOCK_SERVER is not a setting: did you mean dflock_servers?",
+        ),
+    ],
+)
+def test_without_the_namespace_that_they_are_written_for(
+    given: dict[str, Any], text: str | None
+) -> None:
+    """The worker would ask the lock server on its own host."""
+    assert ignored(configured(**given)) == ([text] if text else [])
+    app = Celery("spelling", set_as_current=False)
+    app.config_from_object(SimpleNamespace(**given))
+    assert ignored(app) == ([text] if text else [])
+
+
+def test_under_another_namespace() -> None:
+    assert ignored(configured("SHOP", CELERY_DFLOCK_SERVERS=["a:1"])) == [
+        "the setting CELERY_DFLOCK_SERVERS is ignored: write SHOP_DFLOCK_SERVERS"
+    ]
+
+
 def test_set_later() -> None:
     app = Celery("spelling", set_as_current=False)
     app.conf.dflock_unavailabel = "run"
@@ -90,12 +121,29 @@ def test_set_later() -> None:
             "the variable DFLOCK_KEY_PREFIX is ignored: set dflock_key_prefix in the app",
         ),
         ("DFLOCK_COLOUR", "the variable DFLOCK_COLOUR is ignored"),
+        (
+            "CELERY_DFLOCK_SERVERS",
+            "the variable CELERY_DFLOCK_SERVERS is ignored: did you mean DFLOCK_SERVERS?",
+        ),
+        (
+            "CELERY_DFLOCK_WAIT",
+            "the variable CELERY_DFLOCK_WAIT is ignored: set dflock_wait in the app",
+        ),
+        ("CELERY_DFLOCK_SERVICE_HOST", None),
+        ("CELERY_DFLOCK_COLOUR", None),
     ],
 )
 def test_a_variable(name: str, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "value")
 
     assert ignored(configured()) == ([text] if text else [])
+
+
+def test_a_variable_that_the_app_reads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many settings of Django are made of variables of the same name."""
+    monkeypatch.setenv("CELERY_DFLOCK_SERVERS", "a:1")
+
+    assert ignored(configured("CELERY", CELERY_DFLOCK_SERVERS=["a:1"])) == []
 
 
 def test_the_status_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
