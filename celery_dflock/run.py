@@ -22,7 +22,12 @@ from celery_dflock.loss import Loss
 from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.outage import outages
-from celery_dflock.outcome.redelivery import look_before_it_runs, once, say_why_it_runs
+from celery_dflock.outcome.redelivery import (
+    drop_if_run,
+    look_before_it_runs,
+    once,
+    say_why_it_runs,
+)
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
     HandOff,
@@ -90,6 +95,8 @@ def _run(
     if is_firing(plan.request):
         with once(plan):
             return _run_body(plan, locks, loss, brought)
+    if plan.header.waited:
+        drop_if_run(plan)  # where the broker has its message of before as well
     return _run_body(plan, locks, loss, brought)
 
 

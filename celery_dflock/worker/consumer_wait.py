@@ -66,7 +66,8 @@ KEPT = 0.02
 SENDING = 5.0
 """Seconds that a worker which gives up all waits for a task that is just being sent again.
 
-Its message goes back to the broker if that was in vain: else the task would be there twice.
+Its message goes back to the broker if that was in vain: else the task would be there twice. A broker
+that hangs for longer may have both. The lock keeps them apart, and the second finds that it has run.
 """
 
 IDLE, ASKED, QUEUED, HELD = "idle", "asked", "queued for a process", "has a process"

@@ -101,6 +101,27 @@ def test_it_does_not_run_again(
     assert not pauses
 
 
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize("how", ["works", "is retried"])
+def test_what_was_sent_again_out_of_the_consumer_finds_its_message_of_before_run(
+    task: Task, runs: list[str], dropped: list[str], key: str, how: str
+) -> None:
+    """A broker that hung while the worker ended has both, and says of the old one alone that it is."""
+    deliver(task, key, how, redelivered=True)
+    deliver(task, key, how, redelivered=False, **{RUN: {"id": key, "retries": 0, "waited": 5.0}})
+    assert runs == [how]
+    assert dropped == [key]
+
+
+def test_what_was_sent_again_out_of_the_consumer_runs(
+    task: Task, runs: list[str], key: str
+) -> None:
+    deliver(
+        task, key, "works", redelivered=False, **{RUN: {"id": key, "retries": 0, "waited": 5.0}}
+    )
+    assert runs == ["works"]
+
+
 def test_it_looks_again_for_a_result_that_is_stored_after_the_lock_is_free(
     task: Task, runs: list[str], dropped: list[str], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
