@@ -242,6 +242,9 @@ class ConsumerWait:
             heard = partial(post, partial(self._granted, waiter, lock))
             self._releases.run(bool)  # its thread is there before a signal handler needs it
         with self._mutex:  # it may be told before its pending acquire is known
+            if waiter.is_over:  # another thread has given it up just now
+                self._give_back(waiter.let_go())
+                return
             waiter.pending = self._pending.join(
                 lock,
                 waiter.left,
@@ -259,7 +262,7 @@ class ConsumerWait:
 
         Another thread has said it, and it may be about a wait that was given up since.
         """
-        if waiter.is_over or waiter.handed is not None or waiter.lock is not lock:
+        if waiter.handed is not None or waiter.lock is not lock:
             return False
         with self._mutex:
             return not waiter.pending.left
@@ -301,8 +304,6 @@ class ConsumerWait:
 
     def _begin_again(self, waiter: Waiter) -> None:
         """Have it queue anew."""
-        if waiter.is_over:
-            return
         try:
             waiter.begin_again()
         except Exception:  # the process will meet the same, and say so

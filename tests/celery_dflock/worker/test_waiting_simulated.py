@@ -16,7 +16,7 @@ from dflockd.table.grouped import GroupedQueue
 from dflockd.table.line import Line
 from dflockd.table.slots import Slots as TableSlots
 from dflockd.wire import ALL
-from tests.celery_dflock.worker.simulated import Call, Task, World, world
+from tests.celery_dflock.worker.simulated import Call, SimulatedWaiter, Task, World, world
 from tests.celery_dflock.worker.simulated_locks import Pending
 
 calls: st.SearchStrategy[list[Call]] = st.lists(
@@ -257,6 +257,25 @@ def test_what_comes_for_a_wait_that_was_given_up_meanwhile_is_not_used(held: int
             holder = Call("slot", 1, held, 0.0, hundredth / 100)
             wanting = Call("consumer", 0, 0, 0.1, 0.05, needs_all=True)
             assert_all_end(there, send(there, [*ordinary(1, 6.0), holder, wanting]), 30)
+
+
+def test_who_is_given_up_just_as_it_gets_a_lock_does_not_wait_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread does that, which has lost the broker, and the message with it."""
+    has_next = SimulatedWaiter.has_next
+    with world([1], [1, 1]) as there:
+
+        def give_up_first(waiter: SimulatedWaiter) -> None:
+            there.workers[0].wait._drop(waiter)
+            has_next(waiter)
+
+        monkeypatch.setattr(SimulatedWaiter, "has_next", give_up_first)
+        send(there, consumers(1, needs_all=True))
+        there.clock.run(lambda: False, 5.0)
+        assert not there.ran
+        assert not there.workers[0].wait._waiters
+        assert not len(there.server.table), "it holds one of them, or waits"
 
 
 @pytest.mark.parametrize("are_celerys", [True, False])
