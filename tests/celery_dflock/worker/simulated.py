@@ -268,6 +268,7 @@ class Worker:
             timer=timer,
             on_task_request=begin if semaphore is None else lambda r: semaphore.acquire(begin, r),
             hub=object(),
+            connection=None,
             event_dispatcher=None,
             controller=SimpleNamespace(
                 semaphore=semaphore,
@@ -275,6 +276,7 @@ class Worker:
                 _process_task=begin,
             ),
         )
+        self.timers: list[SimpleNamespace] = []
         self.wait = ConsumerWait(self.consumer)
         self.waits = Waits(world.server, f"worker-{number}")
         self.wait._pending = self.waits  # type: ignore[assignment]
@@ -294,8 +296,22 @@ class Worker:
         else:
             self.wait.take(task)
 
+    def lose_broker(self) -> None:
+        """It comes back, with the messages of those that have no process; as Celery does that."""
+        lost = [waiter.request for waiter in self.wait._waiters]
+        if self.pool.semaphore is not None:
+            self.pool.slack += self.pool.busy  # Celery counts those that run no more
+        self.consumer.controller.semaphore.clear()
+        self.wait.stop()
+        for task in lost:
+            self.receive(task)  # too late
+        self.wait.start()
+        for task in lost:
+            self.receive(task)
+
     def _repeat(self, seconds: float, function: Callable[[], object]) -> SimpleNamespace:
         entry = SimpleNamespace(is_cancelled=False)
+        self.timers.append(entry)
 
         def again() -> None:
             if not entry.is_cancelled:

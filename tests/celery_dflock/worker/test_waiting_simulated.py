@@ -259,6 +259,18 @@ def test_what_comes_for_a_wait_that_was_given_up_meanwhile_is_not_used(held: int
             assert_all_end(there, send(there, [*ordinary(1, 6.0), holder, wanting]), 30)
 
 
+@pytest.mark.parametrize("are_celerys", [True, False])
+def test_whoever_loses_its_broker_queues_for_a_process_anew(are_celerys: bool) -> None:
+    """Whatever it was about to do: Celery's semaphore forgets who queued, and who has a slot."""
+    for hundredth in (20, 102, 104, 107):
+        with world([1], [1], are_celerys=are_celerys, inbox=0.05) as there:
+            worker = there.workers[0]
+            tasks = send(there, [*ordinary(1, 1.0), *consumers(3, 0.1, 0.5)])
+            there.clock.after(hundredth / 100, worker.lose_broker)
+            assert_all_end(there, tasks, 30)
+            assert [each.is_cancelled for each in worker.timers] == [True, False]
+
+
 def test_who_is_given_up_just_as_it_gets_a_lock_does_not_wait_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -276,6 +288,19 @@ def test_who_is_given_up_just_as_it_gets_a_lock_does_not_wait_for_the_next(
         assert not there.ran
         assert not there.workers[0].wait._waiters
         assert not len(there.server.table), "it holds one of them, or waits"
+
+
+def test_a_turn_that_is_heard_of_twice_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection broke in between."""
+    with world([2], [1, 1]) as there:
+        tell = Pending.tell
+
+        def tell_twice(pending: Pending) -> None:
+            tell(pending)
+            pending._told()
+
+        monkeypatch.setattr(Pending, "tell", tell_twice)
+        assert_all_end(there, send(there, consumers(3, needs_all=True)), 10)
 
 
 @pytest.mark.parametrize("are_celerys", [True, False])
