@@ -10,7 +10,6 @@ know is not sent: an operation raises `UnsupportedError` instead.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -77,6 +76,7 @@ from dflockd.wire import (
     parse_report,
     parse_turn,
     read_grant,
+    read_json,
 )
 
 SEARCH_PATIENCE = 60.0
@@ -665,8 +665,8 @@ def read_report(reply: object, target: Target, **lists: str) -> dict[str, Any]:
     if not isinstance(reply, Report):
         raise refused(reply, target)
     try:
-        report: dict[str, Any] = json.loads(reply.json)
-    except (ValueError, RecursionError) as exc:
+        report: dict[str, Any] = read_json(reply.json)
+    except ValueError as exc:
         raise _bad_reply(target, f"its answer cannot be read: {exc}") from None
     for part, what in lists.items():
         listed = report.get(part)

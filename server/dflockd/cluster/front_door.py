@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import secrets
@@ -19,7 +18,7 @@ from dflockd.address import Address
 from dflockd.files import certificates
 from dflockd.shards.errors import network_problem
 from dflockd.table import Identity
-from dflockd.wire import Identify, UnexpectedReplyError, encode_request, parse_report
+from dflockd.wire import Identify, UnexpectedReplyError, encode_request, parse_report, read_json
 from dflockd.wire.messages import Report
 
 TIMEOUT = 5.0
@@ -150,7 +149,7 @@ class FrontDoor:
             raise NotReachedError("the connection is closed without an answer")
         try:
             reply = parse_report(line.removesuffix(b"\n"))
-            proof = json.loads(reply.json).get("proof") if isinstance(reply, Report) else None
+            proof = read_json(reply.json).get("proof") if isinstance(reply, Report) else None
         except (UnexpectedReplyError, ValueError, AttributeError):
             raise NotReachedError(f"something else answers there: {line[:40]!r}") from None
         if proof != self._identity.prove(nonce).decode():

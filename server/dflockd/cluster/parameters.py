@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from dflockd.shards import NUM_SHARDS
+from dflockd.wire import read_json
 
 SERVING_LEASE = 10
 MAX_LEASE = 60
@@ -63,7 +64,7 @@ class ClusterParameters:
             ParametersError: they differ.
         """
         try:
-            theirs = json.loads(kept)
+            theirs = read_json(kept)
             ours = asdict(self)
             differing = [name for name, value in ours.items() if theirs[name] != value]
         except (ValueError, KeyError, TypeError):

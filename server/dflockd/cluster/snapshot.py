@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from dflockd.table import HoldRecord, NewestRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import ALL, MAX_LIMIT, MAX_SECONDS, FairGroup, Space
+from dflockd.wire import ALL, MAX_LIMIT, MAX_SECONDS, FairGroup, Space, read_json
 from dflockd.wire.tokens import MAX_FENCE
 
 _Row: TypeAlias = Sequence[Any]
@@ -55,7 +55,7 @@ def load(data: bytes, epoch: int, now: float) -> Snapshot:
         BadSnapshotError: it cannot be read, or is of another epoch.
     """
     try:
-        of_epoch, holds, waiters, newest, rates, pauses, since = json.loads(zlib.decompress(data))
+        of_epoch, holds, waiters, newest, rates, pauses, since = read_json(zlib.decompress(data))
         if of_epoch != epoch:
             raise BadSnapshotError(f"it is of epoch {of_epoch}, not of {epoch}")
         return Snapshot(

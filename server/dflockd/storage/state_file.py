@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from dflockd.wire import read_json
+
 NAME = "state.json"
 
 FORMAT = 2
@@ -82,7 +84,7 @@ def load(text: bytes) -> dict[str, Any]:
         StateFileError: it is damaged.
     """
     try:
-        known = json.loads(text)
+        known = read_json(text)
         if known["format"] != FORMAT:
             raise OtherFormatError(f"format {known['format']}")
         state = dict(known)
@@ -99,7 +101,7 @@ def load(text: bytes) -> dict[str, Any]:
             raise ValueError("identity")
         if not is_intact:
             raise ValueError("checksum")
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+    except (ValueError, KeyError, TypeError) as exc:
         # Not what is wrong with it in detail: a part of the secret could be in that.
         raise StateFileError(type(exc).__name__) from None
     return state

@@ -11,6 +11,7 @@ reply to each request, in order.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
+from dflockd.wire.documents import read_json
 from dflockd.wire.keys import key_problem
 from dflockd.wire.maps import MapReport, decode_map, encode_map
 from dflockd.wire.messages import (

@@ -13,6 +13,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dflockd.wire.documents import read_json
 from dflockd.wire.messages import Report, Shards, Status
 
 LEVEL = 1
@@ -74,8 +75,8 @@ def decode_map(report: Report) -> tuple[dict[str, Any], bytes]:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as exc:
+        document = read_json(text)
+    except ValueError as exc:
         raise BadMapError(str(exc)) from None
     if not isinstance(document, dict):
         raise BadMapError("no JSON object")

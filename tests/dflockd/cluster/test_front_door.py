@@ -127,6 +127,7 @@ async def problem(address: Address, *, tls: Tls | None = None) -> str | None:
         (b'ok {"proof":"x"}\n', False, "another lock server answers there"),
         (b"ok {}\n", False, "another lock server answers there"),
         (b"ok {\n", False, "something else answers there: b'ok {\\n'"),
+        (b"ok {\"a\":" + b"[" * 1000 + b"\n", False, "something else answers there: b'ok {\"a\":[["),
         (b"x" * 9999, False, "something else answers there: an endless line"),
         (b"", False, "the connection is closed without an answer"),
     ],

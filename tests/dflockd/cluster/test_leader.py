@@ -182,7 +182,7 @@ def test_parameters_agree_with_themselves_and_with_nothing_else() -> None:
         ParametersError, match="--cluster-max-lease-ttl is 4 here and 60 in the cluster"
     ):
         parameters.check(ClusterParameters(num_shards=64, serving_lease=3).dump())
-    for broken in (b"", b"[]", b"\xff", b"{}", b'{"num_shards": 64}', b"null"):
+    for broken in (b"", b"[]", b"\xff", b"{}", b'{"num_shards": 64}', b"null", b"[" * 100_000):
         with pytest.raises(ParametersError, match="cannot be read"):
             parameters.check(broken)
 

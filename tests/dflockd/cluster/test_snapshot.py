@@ -118,6 +118,7 @@ def test_what_is_refused_below_would_be_read() -> None:
     [
         *(b"", b"{}", packed({}), packed([]), packed(None), packed([7]), packed([7, [], []])),
         packed([7, [], [], [], [], [], None])[:-1],
+        zlib.compress(b"[" * 100_000),
         packed([6, [], [], [], [], [], None]),
         packed([7, 7, [], [], [], [], None]),
         *(
