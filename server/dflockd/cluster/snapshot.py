@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from dflockd.table import HoldRecord, NewestRecord, ReservedPosition, Snapshot, WaiterRecord
 from dflockd.table.pauses import NEVER, PauseRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import ALL, MAX_LIMIT, MAX_SECONDS, FairGroup, Space, read_json
+from dflockd.wire import ALL, MAX_LIMIT, MAX_RATE, MAX_SECONDS, FairGroup, Space, read_json
 from dflockd.wire.tokens import MAX_FENCE
 
 _Row: TypeAlias = Sequence[Any]
@@ -159,7 +159,7 @@ _text, _limit, _weight = str.encode, partial(_whole, MAX_LIMIT), partial(_whole,
 _OWNER = _text, int, int
 _HOLD = (
     *(Space, _text, _limit, partial(_whole, MAX_FENCE)),
-    *(float, float, float, _text, bool, *_OWNER, bool, _text, _weight),
+    *(float, float, float, _text, bool, *_OWNER, partial(_whole, MAX_RATE), _text, _weight),
 )
 _WAITER = (
     *(Space, _text, _limit, _text, partial(_whole, MAX_SECONDS), float, _text),

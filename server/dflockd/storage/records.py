@@ -25,6 +25,7 @@ _EXTRA: Final = struct.Struct("<BH")
 _ATTEMPT: Final = struct.Struct("<I")
 _AGE: Final = struct.Struct("<Q")
 _WEIGHT: Final = struct.Struct("<I")
+_PLACES: Final = struct.Struct("<I")
 _NEWEST: Final = struct.Struct("<BQHH")
 _RATE: Final = struct.Struct("<BBQIdHH")
 _PACKED: Final = struct.Struct("<BQHH")
@@ -52,7 +53,7 @@ _HAS_AGE: Final = 2
 """Tag of the extra field that says the age of that run."""
 
 _PENDING: Final = 3
-"""Tag of an empty extra field: the run has not begun yet, and counts for a rate."""
+"""Tag of the extra field that says how many places of a rate the run takes that has yet to begin."""
 
 _GROUP: Final = 4
 """Tag of the extra field that says to which group its holder belongs."""
@@ -104,7 +105,7 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         owner,
         attempt,
         age,
-        is_pending,
+        places,
         group,
         weight,
     ) = record
@@ -120,8 +121,8 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         body += _EXTRA.pack(_OWNER, _ATTEMPT.size + len(owner)) + _ATTEMPT.pack(attempt) + owner
     if age:
         body += _EXTRA.pack(_HAS_AGE, _AGE.size) + _AGE.pack(age)
-    if is_pending:
-        body += _EXTRA.pack(_PENDING, 0)
+    if places:
+        body += _EXTRA.pack(_PENDING, _PLACES.size) + _PLACES.pack(places)
     if group:
         body += _EXTRA.pack(_GROUP, len(group)) + group
     if weight > 1:
@@ -252,7 +253,7 @@ def _read(body: bytes) -> JournalRecord:
     key_end = _HOLD.size + key_size
     end = key_end + label_size
     key, label = body[_HOLD.size : key_end], body[key_end:end]
-    owner, attempt, age, is_pending, group, weight = b"", 0, 0, False, b"", 1
+    owner, attempt, age, places, group, weight = b"", 0, 0, 0, b"", 1
     while end < len(body):
         tag, size = _EXTRA.unpack_from(body, end)
         content = body[end + _EXTRA.size : end + _EXTRA.size + size]
@@ -262,7 +263,7 @@ def _read(body: bytes) -> JournalRecord:
         elif tag == _HAS_AGE:
             (age,) = _AGE.unpack_from(content)
         elif tag == _PENDING:
-            is_pending = True
+            (places,) = _PLACES.unpack_from(content)
         elif tag == _GROUP:
             group = content
         elif tag == _HAS_WEIGHT:
@@ -282,7 +283,7 @@ def _read(body: bytes) -> JournalRecord:
         owner,
         attempt,
         age,
-        is_pending,
+        places,
         group,
         weight,
     )

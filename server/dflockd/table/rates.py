@@ -163,9 +163,8 @@ class KeyRate(Timed):
         self._forget(now)
         return self.runs - self.taken - self.begun
 
-    def take(self, fence: int, weight: int) -> None:
-        """Let somebody who has a hold take so many places, of all that there may be."""
-        places = min(weight, self.runs)
+    def take(self, fence: int, places: int) -> None:
+        """Let somebody who has a hold take so many places."""
         self.taken += places - self.pending.get(fence, 0)
         self.pending[fence] = places
 

@@ -75,8 +75,8 @@ def restore_hold(
     hold = Hold(*(entry, kept.fence, token, None, 0, kept.since), kept.limit, owner, kept.label)
     entry.holds[kept.fence] = hold
     hold.detached = kept.detached
-    if kept.is_pending and (rate := partition.rates.open.get((kept.space, kept.key))) is not None:
-        rate.take(kept.fence, kept.weight)
+    if kept.places and (rate := partition.rates.open.get((kept.space, kept.key))) is not None:
+        rate.take(kept.fence, kept.places)
     if kept.group or kept.weight > 1:
         entry.grouped().restore(kept.fence, kept.group, kept.weight)
     owners.add(entry, hold)

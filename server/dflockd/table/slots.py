@@ -204,7 +204,7 @@ class Slots:
         if share is not None:
             entry.grouped().begin(hold.fence, share)
             if rate is not None:
-                rate.take(hold.fence, share.weight)
+                rate.take(hold.fence, min(share.weight, rate.runs))
         return hold
 
     def extend(self, hold: Hold, span: float, now: float) -> None:

@@ -118,8 +118,8 @@ class HoldRecord(NamedTuple):
     """Which of its attempts; the first is 0."""
     age: int = 0
     """Of that run; see `dflockd.wire.Owner`."""
-    is_pending: bool = False
-    """Whether its run has yet to begin, and counts then; see `dflockd.table.rates`."""
+    places: int = 0
+    """How many places of the rate its run takes that has yet to begin; see `dflockd.table.rates`."""
     group: bytes = b""
     """To which group its holder belongs; see `dflockd.wire.FairGroup`."""
     weight: int = 1
@@ -127,7 +127,7 @@ class HoldRecord(NamedTuple):
 
 
 HoldFields: TypeAlias = tuple[
-    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool, bytes, int
+    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, int, bytes, int
 ]
 """What a `HoldRecord` is made of, in its order."""
 
@@ -258,10 +258,10 @@ class Hold(Timed):
         return self.limit == 1
 
     @property
-    def is_pending(self) -> bool:
-        """Whether its run has yet to begin, and counts then."""
+    def places(self) -> int:
+        """How many places of the rate its run takes that has yet to begin; 0 if it has."""
         rate = self.entry.rate
-        return rate is not None and self.fence in rate.pending
+        return 0 if rate is None else rate.pending.get(self.fence, 0)
 
     @property
     def group(self) -> bytes:
@@ -281,9 +281,9 @@ class Hold(Timed):
         The token is not: the server can make it anew from the secret.
         """
         entry, owner, queue = self.entry, self.owner, self.entry.waiters
-        is_pending, group, weight = False, b"", 1
+        places, group, weight = 0, b"", 1
         if queue is not None:
-            is_pending = queue.rate is not None and self.is_pending
+            places = self.places if queue.rate is not None else 0
             if queue.is_grouped:
                 group, weight = self.group, self.weight
         return (
@@ -299,7 +299,7 @@ class Hold(Timed):
             b"" if owner is None else owner[0],
             0 if owner is None else owner[1],
             0 if owner is None else owner[2],
-            is_pending,
+            places,
             group,
             weight,
         )

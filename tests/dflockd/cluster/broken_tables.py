@@ -83,7 +83,7 @@ class ForgetsRates(ShardTable):
     """Runs that have begun elsewhere do not count here."""
 
     def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
-        holds = [hold._replace(is_pending=False) for hold in snapshot.holds]
+        holds = [hold._replace(places=0) for hold in snapshot.holds]
         super().load(shard, snapshot._replace(rates=(), holds=holds), now)
 
 

@@ -43,6 +43,7 @@ kept = st.builds(
     owner=st.just(b""),
     attempt=st.just(0),
     group=st.just(b"") | keys,
+    places=st.integers(0, MAX_RATE),
     weight=st.integers(1, MAX_LIMIT),
 )
 
@@ -85,6 +86,7 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         assert after.since - there == pytest.approx(before.since - now, abs=0.0011)
         same = ("space", "key", "limit", "fence", "label", "detached", "owner", "attempt")
         assert (before.group, before.weight) == (after.group, after.weight)
+        assert before.places == after.places
         assert all(getattr(before, name) == getattr(after, name) for name in same)
     assert list(map(without_times, loaded.waiters)) == list(map(without_times, waiting))
     for waiter, read in zip(waiting, loaded.waiters, strict=True):
@@ -103,7 +105,7 @@ def packed(document: object) -> bytes:
     return zlib.compress(json.dumps(document).encode())
 
 
-HOLD = [0, "a", 1, 7, 4, 0, 0, "", False, "", 0, 0, False, "", 1]
+HOLD = [0, "a", 1, 7, 4, 0, 0, "", False, "", 0, 0, 0, "", 1]
 PAUSE = ["a", "me", "a reason", 1.5, None]
 WAITER = [0, "a", 1, "t", 4, 0, "", None, "", 0, 0, None]
 

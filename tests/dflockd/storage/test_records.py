@@ -53,7 +53,8 @@ owners = {
 unowned = st.fixed_dictionaries(fields | {"detached": st.booleans()})
 owned = st.fixed_dictionaries(fields | owners)
 groups = {"group": st.binary(min_size=1, max_size=MAX_LINE), "weight": st.integers(1, MAX_LIMIT)}
-grouped = st.fixed_dictionaries(fields | owners | groups)
+places = {"places": st.integers(0, MAX_RATE)}
+grouped = st.fixed_dictionaries(fields | owners | groups | places)
 holds = (unowned | owned | grouped).map(lambda values: HoldRecord(**values))
 newest = st.builds(
     NewestRecord,

@@ -172,7 +172,7 @@ def test_a_position_is_kept_and_has_the_place_when_it_comes_back(
         request = Acquire(LOCK, b"k", UNLIMITED, 60, LEASE, rate, ticket=kept.ticket)
     back = site.ask(waiter, request)
     assert isinstance(back, Granted | Enqueued)
-    assert next(iter(waiter.holds)).is_pending
+    assert next(iter(waiter.holds)).places == 1
     site.leave(waiter)
     site.go_to(102.41)
     assert site.granted() == [behind.id]

@@ -6,7 +6,18 @@ import pytest
 
 from dflockd.table import rates, report
 from dflockd.table.rates import BLOCK, PACKED_BYTES, PackedRates, RateRecord
-from dflockd.wire import Granted, How, Rate, Release, Renew, Status, Unbegun
+from dflockd.wire import (
+    UNLIMITED,
+    Acquire,
+    FairGroup,
+    Granted,
+    How,
+    Rate,
+    Release,
+    Renew,
+    Status,
+    Unbegun,
+)
 from tests.dflockd.table.rates_support import LEASE, LOCK, Site, kept_of, move, shard_table
 
 
@@ -62,6 +73,33 @@ def test_a_shard_takes_its_rates_along() -> None:
     site.ask(site.table.connect(), Renew(LOCK, b"k", pending.token, LEASE, How.BEGUN))
     site.go_to(701.9)
     assert site.take(rate)[1] is Status.TIMEOUT
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_run_that_may_begin_has_the_places_that_it_took_whatever_the_rate_became(
+    moves: bool,
+) -> None:
+    """Its rate may have been another for a moment, when it was kept or its shard moved."""
+    site, ten, two = Site(), Rate(10, 1000), Rate(2, 1000)
+    if moves:
+        site.table = shard_table()
+    peer = site.table.connect()
+    heavy = Acquire(LOCK, b"k", UNLIMITED, 0, LEASE, ten, group=FairGroup(b"", 0, 9))
+    granted = site.ask(peer, heavy)
+    assert isinstance(granted, Granted)
+    assert site.take(two)[1] is Status.TIMEOUT
+    if moves:
+        site.table, _ = move(site.table, site.now, site.now, 2)  # type: ignore[arg-type]
+    else:
+        holds, rates = kept_of(site.table)
+        site.table = Site().table
+        site.table.restore(holds, site.now, rates)
+    assert isinstance(site.take(ten)[1], Granted)
+    assert site.take(ten)[1] is Status.TIMEOUT
+    again = Renew(LOCK, b"k", granted.token, LEASE, How.BEGUN)
+    site.ask(site.table.connect(), again)
+    site.go_to(100.9)
+    assert site.take(ten)[1] is Status.TIMEOUT
 
 
 def test_a_shard_whose_server_was_lost_waits_one_window() -> None:
