@@ -1,4 +1,4 @@
-"""JSON that somebody else has written: a server, a store, whoever listens at an address."""
+"""JSON that somebody else has written: a server, a store, or what listens at an address."""
 
 from __future__ import annotations
 
