@@ -404,7 +404,8 @@ def _listen(
 def _evict(
     table: LockTable, _peer: Peer, request: Evict, now: float, effects: list[Effect]
 ) -> Reply:
-    partition = table.locate(request.key)
+    # Not where another server may have the shard by now: there the holder has renewed, and goes on.
+    partition = table.serving(request.key, now)
     if not isinstance(partition, Partition):
         return partition
     entry = partition.spaces[request.space].get(request.key)

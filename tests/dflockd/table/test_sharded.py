@@ -10,6 +10,7 @@ from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
+    Evict,
     Granted,
     How,
     Recovering,
@@ -20,6 +21,7 @@ from dflockd.wire import (
     Shards,
     Status,
     Wait,
+    fence_from_token,
 )
 from tests.dflockd.table.sharded_support import (
     AWAY,
@@ -96,6 +98,16 @@ def test_more_that_is_due_with_a_promise_than_fits_a_step_is_given_in_several() 
     assert [number for number, _ in table.advance(7)] == [waiters[-2].id]
     assert not table.slots.withheld
     assert table.next_deadline() > 7
+
+
+def test_an_operator_ends_a_hold_only_within_a_promise() -> None:
+    table = table_of(5)
+    evict = Evict(LOCK, b"a", fence_from_token(take(table, table.connect(), b"a", lease=20)))
+    operator = table.connect()
+    assert ask(table, operator, evict, 5) is LAPSED
+    assert table.serve_until(10, 6) == []
+    assert ask(table, operator, evict, 6) is Status.OK
+    assert_empty(table)
 
 
 def test_a_grant_by_enqueue_is_taken_up_only_within_a_promise() -> None:
