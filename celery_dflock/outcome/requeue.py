@@ -150,6 +150,7 @@ def _wait_for_broker(plan: Plan, exc: OperationalError) -> None:
         OperationalError: the worker ends, so that this cannot be waited for.
         Reject: the same, and the broker has the message still.
     """
+    shutdown.listen()  # a process that has waited for no lock yet does not
     if not shutdown.begun:
         why = str(exc) or repr(exc.__cause__)  # of a message that RabbitMQ refuses there is no text
         logger.warning("task %s cannot be sent again yet: %s", plan.name, why)

@@ -53,12 +53,16 @@ class Shutdown:
         self.waiting[lock] = threading.get_ident()
         if self._mark >= 0:
             self._set_mark()
-            if self._listener is None and not self.begun:
-                hear = threading.Thread(target=self._hear, name="dflock-shutdown", daemon=True)
-                self._listener = hear
-                hear.start()
+        self.listen()
         if self.begun:
             lock.cancel()
+
+    def listen(self) -> None:
+        """From now on `begun` says it in a child as well: a thread there hears of it."""
+        if self._mark >= 0 and self._listener is None and not self.begun:
+            hear = threading.Thread(target=self._hear, name="dflock-shutdown", daemon=True)
+            self._listener = hear
+            hear.start()
 
     def look_again(self) -> None:
         """See whether anybody waits still; those who were told have to move on first."""

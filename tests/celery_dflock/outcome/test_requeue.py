@@ -27,7 +27,7 @@ from celery_dflock.outcome.types import (
     prepare,
 )
 from celery_dflock.plan import Plan
-from celery_dflock.worker.shutdown import shutdown
+from celery_dflock.worker.shutdown import Shutdown, shutdown
 from tests.celery_dflock.record import RECORD
 
 OPTIONS: dict[str, Any] = {
@@ -260,3 +260,30 @@ def test_a_worker_that_ends_without_a_broker_says_what_is_lost(
     lines = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     name = f"task lost-or-not[{before.headers['id']}]"
     assert lines == ([] if said is None else [f"{name} {said}"])
+
+
+def test_a_child_that_has_waited_for_no_lock_yet_hears_that_its_worker_ends(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for the broker, and its worker for it, for as long as that is away."""
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False)
+    def task(one: int, two: int) -> None: ...
+
+    task.delay(1, two=2)
+    before = received(app)
+    child, attempts = Shutdown(), []
+    child.prepare()
+    child._mark = 0
+    child._close(1)  # as the main process does when the worker ends
+
+    def away(*_: Any, **__: Any) -> Any:
+        attempts.append(1)
+        assert len(attempts) < 1000, "it has not heard of it"
+        raise OperationalError("away")
+
+    monkeypatch.setattr(Signature, "apply_async", away)
+    monkeypatch.setattr("celery_dflock.outcome.requeue.PUBLISH_PAUSE", 0.01)
+    monkeypatch.setattr("celery_dflock.outcome.requeue.shutdown", child)
+    requeue(task, before, ShuttingDown(ERROR), OperationalError)
+    child._close(0)
