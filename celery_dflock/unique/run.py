@@ -152,7 +152,8 @@ class Carried:
 
 
 def _goes_on(exc: BaseException | None) -> bool:
-    return isinstance(exc, Retry | RedeliveryRequeued) or (
+    # For a copy that is dropped: its other run has ended the lock, or has a retry that needs it.
+    return isinstance(exc, Retry | RedeliveryRequeued | CopyDropped) or (
         isinstance(exc, Reject) and bool(exc.requeue)
     )
 

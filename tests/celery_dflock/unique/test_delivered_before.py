@@ -63,13 +63,17 @@ def test_it_is_taken_along_by_a_redelivery_that_is_requeued_unless_that_has_met_
     assert sent.state == "PENDING"
 
 
-def test_it_stays_with_the_retry_when_a_redelivery_of_the_run_that_sent_it_is_dropped(
-    task: Task, lock_server: LockServer, key: str
+@pytest.mark.parametrize("is_redelivered", [True, False], ids=["redelivered", "sent again"])
+def test_it_stays_with_the_retry_when_a_copy_of_the_run_that_sent_it_is_dropped(
+    task: Task, lock_server: LockServer, key: str, is_redelivered: bool
 ) -> None:
+    """A copy that has waited in the consumer is not marked as redelivered, and takes it at first."""
     sent, headers = send(task, key)
-    for _ in range(2):
-        run(task, sent, key, headers, redelivered=True, routing_key=key)
-        assert seconds_left(lock_server, task) > 2 * EXPIRES
+    run(task, sent, key, headers, redelivered=True, routing_key=key)
+    assert seconds_left(lock_server, task) > 2 * EXPIRES
+    headers[RUN] |= {"retries": 0, "waited": 5.0}
+    run(task, sent, key, headers, redelivered=is_redelivered, routing_key=key)
+    assert seconds_left(lock_server, task) > 2 * EXPIRES
 
 
 def revoke(task: Task, sent: AsyncResult, headers: dict[str, Any], **info: Any) -> None:
