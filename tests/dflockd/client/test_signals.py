@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -146,6 +150,32 @@ def test_a_signal_at_any_moment(server: ServerProcess) -> None:
     assert result.stderr == ""
     # How many calls are over before their signal comes is up to the machine.
     assert int(result.stdout.split()[-1]) > rounds / 20, "too few were hit"
+
+
+def test_a_handler_may_raise_what_a_broken_connection_raises(server: ServerProcess) -> None:
+    """As one does that bounds a block of code: the wait ends with that, and is not begun anew."""
+
+    def too_late(*_: object) -> None:
+        raise TimeoutError("the handler's")
+
+    def interrupt() -> None:
+        eventually(lambda: bool(held.inspect()["waiters"]))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    options: Any = {"servers": [("127.0.0.1", server.port)]}
+    with ExitStack() as stack:  # leaves connections that are asked on at once, one for each below
+        for name in ("holds", "waits", "looks"):
+            stack.enter_context(sync_client.DistributedLock(name, 0, 600, **options))
+    before = signal.signal(signal.SIGUSR1, too_late)
+    try:
+        with sync_client.DistributedLock("key", 0, 600, **options) as held:
+            threading.Thread(target=interrupt).start()
+            lock = sync_client.DistributedLock("key", 10, 600, **options)
+            with pytest.raises(TimeoutError, match="the handler's"):
+                lock.acquire()
+        assert lock.state == "free"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def block(scene: Scene) -> None:
