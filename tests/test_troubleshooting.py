@@ -182,9 +182,11 @@ def everything_said(
     under = Celery("under", set_as_current=False)
     source = type("source", (), {"CELERY_DFLOCK_SERVER": 1, "DFLOCK_SERVERS": 2})
     under.config_from_object(source, namespace="CELERY")
+    without = Celery("without", set_as_current=False)
+    without.config_from_object(type("source", (), {"CELERY_DFLOCK_SERVERS": 1}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLOCK_SERVER", "a:1")
-        misspelled = ignored(under)
+        misspelled = ignored(under) + ignored(without)
     return "\n".join(
         [
             *(away, limited, taken, crowded, *misspelled),

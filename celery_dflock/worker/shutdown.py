@@ -58,7 +58,7 @@ class Shutdown:
             lock.cancel()
 
     def listen(self) -> None:
-        """From now on `begun` says it in a child as well: a thread there hears of it."""
+        """From now on `begun` says it in a child as well: a thread there waits for the mark."""
         if self._mark >= 0 and self._listener is None and not self.begun:
             hear = threading.Thread(target=self._hear, name="dflock-shutdown", daemon=True)
             self._listener = hear
