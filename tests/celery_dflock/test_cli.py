@@ -321,7 +321,7 @@ def test_pause_and_resume(run: Run, server: LockServer) -> None:
         """Whether it is, with the whole seconds that the pause has lasted."""
         said = r"paused by \S+@\S+ for (\d+) s, 2 h left: the vendor is down"
         found = re.search(pattern.replace("SAID", said), text)
-        return found is not None and int(found[1]) <= now() - began
+        return found is not None and int(found[1]) <= round(now() - began)
 
     done = run("pause", "vendor:7", "--for", "2h", "--reason", "the vendor is down")
     assert done.exit_code == 0, done.stderr
