@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import rates, report
-from dflockd.table.rates import BLOCK, PACKED_BYTES, PackedRates, RateRecord
+from dflockd.table.rates import (
+    BLOCK,
+    PACKED_BYTES,
+    PackedRates,
+    PackedRecord,
+    RateRecord,
+    later,
+)
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
@@ -189,6 +196,19 @@ def test_rates_that_rest_together_are_kept(site: Site, monkeypatch: pytest.Monke
     both.table.restore([], both.now, [known, *records])
     free = [{**SHOWN[1], "free": 0, "next_s": 56.5}]
     assert looks(both) == [SHOWN[0], *free, *SHOWN[2:]]
+
+
+def test_windows_that_stood_still_go_on_where_they_were(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a stopped machine has slept through does not count for its rates."""
+    resting(site, monkeypatch)
+    _, records = kept_of(site.table)
+    assert {type(each) for each in records} == {RateRecord, PackedRecord}
+    after = Site()
+    after.now = site.now + 7
+    after.table.restore([], after.now, [later(each, 7) for each in records])
+    assert looks(after) == SHOWN
 
 
 def test_rates_that_rest_together_go_with_their_shard(monkeypatch: pytest.MonkeyPatch) -> None:
