@@ -172,7 +172,7 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
             refusal = _go_on(plan, handed, locks)
             locks.waited = handed.waited + clock.now() - started
         if refusal is None:
-            refusal = _wait(plan, locks)
+            refusal = _wait(plan, locks) or _lost_meanwhile(locks)
     except LockUnavailableError as error:
         return Unavailable(error, locks.server(error.key), refused_with(error.__cause__))
     except errors.IN_ORDER as exc:
@@ -244,14 +244,14 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
         return TimedOut(LockNotAcquiredError(kept, why))
     refused = locks.acquire(ticket, partial(_reserve, plan))
     if refused is None:
-        return None if len(plan.keys) == 1 else _lost_meanwhile(locks)
+        return None
     seconds, said = locks.timeout, locks.reservation
     waited = f"waited {seconds} s (lock_timeout)" if seconds else ""
     return _timed_out(locks, refused, waited, Kept.of(locks.ticket, said and said.away_s))
 
 
 def _lost_meanwhile(locks: Locks) -> Overtaken | None:
-    """Look whether the first of several keys was lost while another was waited for.
+    """Look whether one was lost by now: with its server, or while another key was waited for.
 
     The body has not begun: that is no loss, and the task waits for all of them anew.
     """
@@ -259,9 +259,7 @@ def _lost_meanwhile(locks: Locks) -> Overtaken | None:
         locks.check()
     except LockLostError as exc:
         locks.release()
-        return Overtaken(
-            LockNotAcquiredError(exc.key, "it was lost while another key was waited for")
-        )
+        return Overtaken(LockNotAcquiredError(exc.key, "it was lost before the task began"))
     return None
 
 

@@ -16,6 +16,7 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 
 from celery_dflock import LockedTask, LockLostError, TaskLock, current_lock
+from celery_dflock.locks import Locks
 from celery_dflock.loss import Loss
 from celery_dflock.outcome.types import Overtaken
 from celery_dflock.plan import Plan
@@ -215,6 +216,32 @@ def test_the_first_is_lost_while_the_second_is_waited_for(
     assert refusal.error.key == keys[0]
     assert locks.state == "free"
     assert not admin.inspect(own_server.address, keys[1])["holders"]
+
+
+def test_lost_at_once(own_server: LockServer, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server may end just as it has granted it."""
+    app = Celery("at-once", set_as_current=False)
+    app.conf.dflock_servers = [own_server.address]
+
+    @app.task(name=key, base=LockedTask, lock_key=key, lock_timeout=jobs.LONG, shared=False)
+    def task() -> None: ...
+
+    plan = Plan(app.tasks[key], Context(id="1"), task.run, (), {}, app.tasks[key]._bound())
+    known, acquired = threading.Event(), Locks.acquire
+
+    def loses(locks: Locks, *said: Any) -> str | None:
+        refused = acquired(locks, *said)
+        [holder] = admin.inspect(own_server.address, key)["holders"]
+        assert admin.evict(own_server.address, key, holder["fence"])
+        assert known.wait(PATIENCE)
+        return refused
+
+    monkeypatch.setattr(Locks, "acquire", loses)
+    locks = locks_of(plan, lambda _: known.set())
+    refusal = acquire(plan, locks)
+    assert isinstance(refusal, Overtaken)
+    assert refusal.error.key == key
+    assert locks.state == "free"
 
 
 def test_a_function_is_told_and_the_task_goes_on(own_server: LockServer, key: str) -> None:
