@@ -425,8 +425,8 @@ class Asked(Compared):
         self.kept_newest.clear()
         if until > self.model.now:
             self.table.recover(until)
-            self.table.doubt_rates(until)
         self.model.crash(holds, until, pauses)
+        self.table.doubt_rates(self.model.rates_since)
         self.model.newest = {record.key: (record.age, record.label) for record in newest}
         self.peers.clear()
         self.kept.clear()

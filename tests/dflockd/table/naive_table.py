@@ -226,7 +226,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self.rates_since = recovers_until
         for rate in self.rates.values():  # what nobody was told of has not begun
             rate.closed_until = self.rates_since
-            rate.pending = {h: min(h.weight, rate.runs) for h in rate.pending if h in self.holds()}
+            rate.pending = {h: n for h, n in rate.pending.items() if h in self.holds()}
 
     def _enter(
         self, peer: int, name: Name, request: Acquire | Enqueue
