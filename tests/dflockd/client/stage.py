@@ -94,7 +94,7 @@ class Stage:
                 patch.setattr(owner, name, in_this_thread(simulated, getattr(owner, name)))
             for owner, name in (lease, "_chance"), (routing, "random"):
                 patch.setattr(owner, name, _chance_here(self.rng, getattr(owner, name)))
-            patch.setattr(session, "Lease", WatchedLease)
+            patch.setattr(session, "Lease", in_this_thread(WatchedLease, Lease))
             stages.append(self)
             try:
                 yield
