@@ -28,8 +28,12 @@ logger = logging.getLogger("celery_dflock")
 def limit(app: Celery) -> float | None:
     """Return the seconds that a task may be here with its message; ``None`` for any number."""
     patience = delivery.patience(app)
-    # Lock servers count whole seconds.
-    return None if patience is None else max(1.0, SHARE * patience // 1)
+    if patience is None:
+        return None
+    # Lock servers count whole seconds. A broker that delivers again sooner has two messages if it is
+    # sent again then, and each of these two: it stays, and its copies find that it waits.
+    least = 0.0 if delivery.driver(app) in delivery.USUAL_VISIBILITY else 1.0
+    return max(least, SHARE * patience // 1) or None
 
 
 def since_received(request: Any) -> float:

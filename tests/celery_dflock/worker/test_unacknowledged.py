@@ -28,7 +28,7 @@ def an_app(broker: str = "amqp://", *queues: Queue, **settings: Any) -> Celery:
         (an_app(dflock_consumer_timeout=0), None),
         (an_app("redis://"), 3240),
         (an_app("redis://", broker_transport_options={"visibility_timeout": 60}), 54),
-        (an_app("redis://", broker_transport_options={"visibility_timeout": 1}), 1),
+        (an_app("redis://", broker_transport_options={"visibility_timeout": 1}), None),
         (an_app("memory://", dflock_consumer_timeout=10), None),
         (an_app("amqp://", Queue("a", queue_arguments={"x-consumer-timeout": 60000})), 54),
         (an_app("amqp://", Queue("a", consumer_arguments={"x-consumer-timeout": 60000})), 54),
