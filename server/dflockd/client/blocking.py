@@ -444,14 +444,11 @@ def _hear(link: Any, patience: float | None) -> Heard:
             has_come = _ready(link, False, math.inf if patience is None else patience)
         else:
             has_come = poll.poll(patience * 1000)
-    except OSError as exc:
-        if link.closed:  # by another thread, or greenlet
+    except BaseException as exc:
+        if isinstance(exc, OSError) and link.closed:  # by another thread, or greenlet
             return without_frames(exc)
         link.close()
-        raise  # a signal handler's, or that of a greenlet's timeout
-    except BaseException:
-        link.close()
-        raise
+        raise  # also an OSError of a signal handler, or of a greenlet's timeout
     try:
         return link.receive() if has_come else None
     except (OSError, UnexpectedReplyError) as exc:
