@@ -20,6 +20,9 @@ SHORT = 3
 ASIDE = "nobody-yet"
 """A queue that no worker serves: what is in it arrives when the test wants it to."""
 
+SOON = 30
+"""Seconds of a lease in which a hold is missed that an operator ends: by its renewal, at the half."""
+
 LONG = 600
 """Seconds of what no test waits for: leases, timeouts, and bodies that do not end by themselves."""
 

@@ -33,7 +33,15 @@ from celery_dflock.signals import (
     task_superseded,
 )
 from tests.celery_dflock.bodies import ASIDE as ASIDE
-from tests.celery_dflock.bodies import LONG, SHORT, body, body_of_call, limited_body, weighed_body
+from tests.celery_dflock.bodies import (
+    LONG,
+    SHORT,
+    SOON,
+    body,
+    body_of_call,
+    limited_body,
+    weighed_body,
+)
 from tests.celery_dflock.record import note
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -230,6 +238,7 @@ two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
 by_locks = job(
     "by_locks",
     lock_key=[Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"],
+    lock_ttl=SOON,
     lock_timeout=LONG,
 )
 by_locks_backwards = job(
@@ -345,7 +354,7 @@ parked_one = job("parked_one", lock_key="{key}:a", **PAIR)
 PAIR_KEYS = ["{key}:a", "{key}:b"]
 parked_pair = job("parked_pair", lock_key=PAIR_KEYS, **PAIR)
 THREE = [Lock("{key}:fleet", limit=3), Lock("{key}:vendor", limit=2, rate="5/h"), "{key}"]
-parked_three = job("parked_three", lock_key=THREE, **PAIR)
+parked_three = job("parked_three", lock_key=THREE, lock_ttl=SOON, **PAIR)
 parked_shares = job(
     "parked_shares",
     lock_key=[Lock("{key}:gpu", limit=8, weight=3), Lock("{key}:report", limit=100, weight="all")],
