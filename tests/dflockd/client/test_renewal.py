@@ -9,10 +9,15 @@ from unittest.mock import Mock
 import pytest
 
 from dflockd import clock, errors
+from dflockd.client import renewal
+from dflockd.client.connection import Route
 from dflockd.client.lease import RENEWAL_JITTER, TOGETHER, Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.process import close_idle_connections
 from dflockd.wire import Space
+from tests.dflockd.client.homes import Home
+from tests.dflockd.client.stage import Stage
+from tests.dflockd.client.wires import FakeLink, Wire
 from tests.dflockd.client_support import (
     Calls,
     Client,
@@ -69,6 +74,26 @@ def test_an_older_answer_makes_a_shorter_lease_no_longer() -> None:
     assert lease.renewed(Grant(b"token", 5, asked + 5))
     assert lease.renewed(Grant(b"token", 60, asked + 1 + 60))
     assert lease.deadline == asked + 1 + 60
+
+
+@pytest.mark.parametrize("owes", [True, False])
+def test_what_another_server_may_still_read_stays_open(owes: bool) -> None:
+    """Back in charge it would find the renewal and the end of that connection, and free the lock."""
+    stage = Stage(1, servers=2)
+    with stage.set_up():
+        home, links = Home(stage), []
+        for number, address in enumerate(stage.addresses):
+            links.append(FakeLink(Wire(stage, home, number), Route(address)))
+        before, now = links
+        target = Target(Space.LOCK, b"key", 1, None, "server")
+        lease = Lease(target, (b"token", 60, stage.now + 60), before, 0.5)
+        keeper = renewal._Keeper(lease, home.pool)
+        if owes:
+            keeper.sent[before] = stage.now
+        renewal._Rescue(keeper, before, TimeoutError())._end(now)
+        assert before.closed is not owes
+        assert lease.spares == ((before,) if owes else ())
+        assert not now.closed
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.02, 0.5, 0.9])
