@@ -187,9 +187,21 @@ def was_on_its_way(deliveries: Record, task_id: str, kills: Sequence[Kill]) -> b
     return bool(ends) and any(kill.at > back for kill in kills)
 
 
-@pytest.mark.parametrize("task", [jobs.four, jobs.four_in_turns], ids=["four", "in_turns"])
+@pytest.mark.parametrize(
+    ("task", "waiting"),
+    [
+        (jobs.four, {"account:0": 23, "account:1": 1, "account:2": 1, "account:3": 1}),
+        (jobs.four_in_turns, {"vendor:0": 27}),
+    ],
+    ids=["four", "in_turns"],
+)
 def test_small_tenants_do_not_wait_for_all_of_a_large_one(
-    cluster: Cluster, two: list[Worker], key: str, gate: Path, task: Task
+    cluster: Cluster,
+    two: list[Worker],
+    key: str,
+    gate: Path,
+    task: Task,
+    waiting: dict[str, int],
 ) -> None:
     def send(account: int) -> str:
         kwargs = {"key": key, "account": account, "vendor": 0, "weight": 1, "gate": str(gate)}
@@ -198,6 +210,8 @@ def test_small_tenants_do_not_wait_for_all_of_a_large_one(
     large = {send(0) for _ in range(24)}
     cluster.wait(lambda: cluster.events(what="start", key=key) or None, "the first run")
     small = {send(account) for account in (1, 2, 3) for _ in range(2)}
+    for lock, number in waiting.items():  # what is still on its way waits for nobody's turn
+        cluster.wait_waiters(f"{key}:{lock}", number)
     gate.touch()
     ended = cluster.wait(
         lambda: (
