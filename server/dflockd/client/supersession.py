@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -21,6 +22,8 @@ LISTEN_AGAIN = 0.5
 
 STILL_HELD_EVERY = 5.0
 """Seconds between looks, while nothing is heard, at whether the lock is held still, and there."""
+
+logger = logging.getLogger("dflockd.client")
 
 Told: TypeAlias = Callable[[str], object]
 """Is told who is newer, as people see it; empty if that is not known."""
@@ -50,7 +53,10 @@ def _listen(lease: Lease, pool: Pool, told: Told) -> Flow[None]:
         except errors.RemoteError:
             continue  # the lease may have been renewed by now
         if newer is not None and not lease.is_over:
-            told(newer.label.decode(errors="replace"))
+            try:
+                told(newer.label.decode(errors="replace"))
+            except BaseException:  # also SystemExit: this thread renews all the other locks
+                logger.exception("who listens at lock %r failed", lease.target.name)
             return
         # A server that does not know the hold may have been started again, and learn of it by the
         # next renewal.

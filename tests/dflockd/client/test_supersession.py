@@ -6,6 +6,8 @@ import asyncio
 import pickle
 import queue
 import signal
+import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -48,6 +50,28 @@ def test_who_holds_the_lock_hears_of_the_newest(server: ServerProcess, key: str)
     newer.listen(heard.put)
     newer.release()
     assert heard.empty()
+
+
+def test_who_ends_the_thread_that_tells_him_costs_no_other_lock(
+    server: ServerProcess, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That thread renews all locks of the process."""
+
+    def end(_: str) -> object:
+        sys.exit(1)
+
+    heard: queue.Queue[str] = queue.Queue()
+    tell: list[Callable[[str], object]] = [end, heard.put]
+    for number, told in enumerate(tell):
+        older, newer = (lock_of(server, f"{key}-{number}", age) for age in (1, 2))
+        assert older.acquire()
+        older.listen(told)
+        assert not newer.acquire()
+        if number == 0:
+            eventually(lambda: f"who listens at lock '{key}-0' failed" in caplog.text)
+        else:
+            assert heard.get(timeout=PATIENCE) == "task-2"
+        assert older.release()
 
 
 async def test_asyncio_draws_and_hears_on_its_loop(server: ServerProcess, key: str) -> None:
